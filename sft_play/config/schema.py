@@ -53,9 +53,7 @@ Auto = Literal["auto"]
 class Section(BaseModel):
     """A frozen group of keys that refuses unknown ones."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
 
 class ModelSection(Section):
@@ -69,9 +67,7 @@ class ModelSection(Section):
     """Longest row in tokens; `data.on_overlong` says what happens to longer ones."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Type of the frozen or trained weights. `auto`: bf16 under an adapter, fp32 for full fine-tuning."""
-    attention: Literal[
-        "auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"
-    ] = "auto"
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
     """Attention kernel. `auto` takes the fastest one that is installed and exact for this model."""
     kernels: Literal["auto", "none", "liger", "hub"] = "auto"
     """Library of fused loss and norm kernels."""
