@@ -1,0 +1,51 @@
+# Every command of sft-play. `make` alone lists them.
+#
+# A variable given on the command line reaches the commands through the environment, to the letter: the
+# block below takes its text before make could expand it, and no recipe pastes a value into the shell.
+ifneq ($(filter 3.%,$(MAKE_VERSION)),)
+$(error make $(MAKE_VERSION) is too old: GNU make 4 or newer is needed (on macOS: brew install make, then call gmake))
+endif
+export SFT_PLAY_MAKE_VARIABLES := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
+$(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(eval override $(v) := $$(value $(v)))$(eval export $(v))))
+export PYTHON ?= python3
+override SHELL := /bin/sh
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := help
+
+override READY := .venv/installed
+override SFT_PLAY := .venv/bin/python -m sft_play
+
+.PHONY: help install demo config train infer test test-all bench-overhead docs
+
+help: ## List the commands (this page)
+	@awk -f sft_play/cli/help.awk Makefile
+
+install: ## Create .venv and install the pinned stack; nothing happens when it is current (PYTHON=, TORCH_INDEX=)
+	@"$$PYTHON" -m sft_play.cli.install
+
+$(READY): pyproject.toml constraints.txt
+	@"$$PYTHON" -m sft_play.cli.install
+
+demo: $(READY) ## Fine-tune a real 135M model on this machine and see it answer before and after
+	@$(SFT_PLAY) demo
+
+config: $(READY) ## Show every value of a config and where it comes from (CONFIG=, KEY=, ARGS=--json)
+	@$(SFT_PLAY) config
+
+train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)
+	@$(SFT_PLAY) train
+
+infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
+	@$(SFT_PLAY) infer
+
+test: $(READY) ## Lint, type check and all tests but the long ones
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not slow"
+
+test-all: $(READY) ## The long matrices too
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu"
+
+bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
+	@.venv/bin/python -m benchmarks.overhead
+
+docs: $(READY) ## Regenerate docs/configuration.md and configs/schema.json
+	@.venv/bin/python -m sft_play.config.reference

@@ -1,0 +1,71 @@
+"""A folder's manifest: the size and sha256 of every file, written last, so that its presence means whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from sft_play.record.run_dir import write_atomic
+
+NAME = "manifest.json"
+VERSION = 1
+BLOCK_BYTES = 1 << 20
+
+
+def write_manifest(folder: Path, about: dict[str, Any]) -> None:
+    """Flush every file of `folder` to disk and write the manifest beside them."""
+    files = {}
+    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    write_atomic(folder / NAME, json.dumps({"version": VERSION, **about, "files": files}, indent=1))
+    sync_folder(folder)
+
+
+def folder_problem(folder: Path) -> str:
+    """The first thing that keeps a checkpoint from being used; empty when it is whole."""
+    try:
+        manifest = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        files = manifest["files"]
+    except FileNotFoundError:
+        return f"{NAME} is missing"
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{NAME} is damaged"
+    if manifest.get("version") != VERSION:
+        return f"{NAME} has version {manifest.get('version')}, this program reads {VERSION}"
+    for name, wanted in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != wanted["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {wanted['bytes']}"
+        if sha256(path) != wanted["sha256"]:
+            return f"{name} differs from its checksum"
+    return ""
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that `folder_problem` found whole."""
+    manifest: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    return manifest
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

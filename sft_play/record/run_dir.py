@@ -1,0 +1,140 @@
+"""A run's folder: its name, its places and its marker. Nothing without the marker is ever deleted."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sft_play.config.schema import Config
+from sft_play.errors import ConfigError, EnvironmentProblem, RunLockedError
+
+MARKER = ".sft-play"
+# What must be the same for two starts to be one run; saving, logging and evaluation are free to change.
+FREE_TRAIN_KEYS = ("logging_", "save_", "eval_", "dataloader_num", "dataloader_pin", "dataloader_pers")
+FREE_TRAIN_KEYS += ("dataloader_prefetch", "predict_", "generation_", "ddp_", "tf32")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Every place inside one run's folder."""
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def exit_json(self) -> Path:
+        return self.path / "launch" / "exit.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tb"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    def create(self) -> None:
+        """Make the folder and its marker.
+
+        Raises:
+            EnvironmentProblem: the place cannot be written, or holds something that is not a run.
+        """
+        try:
+            if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / MARKER).is_file():
+                raise EnvironmentProblem(
+                    "the folder exists and is no run of sft-play", where=str(self.path), fix="choose another RUN_NAME"
+                )
+            for folder in (self.path, self.path / "launch", self.checkpoints, self.tensorboard, self.path / "attempts"):
+                folder.mkdir(parents=True, exist_ok=True)
+            (self.path / MARKER).touch()
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"cannot write there ({error.strerror})", where=str(self.path), fix="set run.output_dir elsewhere"
+            ) from error
+
+
+def run_name(stem: str, config: Config) -> str:
+    """`run.name`, else the config's stem and a short hash of what must match on resume.
+
+    Raises:
+        ConfigError: `run.name` is no plain folder name.
+    """
+    if config.run.name is None:
+        return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).lstrip('.')}-{config_hash(config)[:8]}"
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", config.run.name):
+        raise ConfigError(
+            f"{config.run.name!r} is no plain folder name", where="run.name", fix="use letters, digits, '.', '_', '-'"
+        )
+    return config.run.name
+
+
+def must_match(config: Config) -> dict[str, Any]:
+    """The values that a resumed run has to share with the run that it goes on with."""
+    values = config.model_dump(mode="json", include={"model", "tuning", "data", "train"})
+    values["train"] = {key: value for key, value in values["train"].items() if not key.startswith(FREE_TRAIN_KEYS)}
+    return values
+
+
+def config_hash(config: Config) -> str:
+    """Hex sha256 of `must_match`."""
+    return hashlib.sha256(json.dumps(must_match(config), sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def locked(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock; the kernel drops it with the process, so a stale one cannot be.
+
+    Raises:
+        RunLockedError: another process holds it, named by its id.
+    """
+    with (run.path / "launch" / "lock").open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise RunLockedError(f"process {stream.read().strip()} works here", where=str(run.path)) from error
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file as a whole: readers see the old text or the new one."""
+    staging = path.with_name(f".{path.name}.new")
+    with staging.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    staging.replace(path)
