@@ -10,14 +10,15 @@ from dataclasses import dataclass
 class Accelerator:
     """One GPU, or the CPU.
 
-    `capability` is the CUDA compute capability, (0, 0) on a CPU; `memory_bytes` is the device's whole memory.
+    `capability` is the CUDA compute capability, (0, 0) on a CPU; `memory_bytes` is the device's whole memory;
+    `uuid` names the GPU whatever CUDA_VISIBLE_DEVICES says.
     """
 
     kind: str
     name: str
     memory_bytes: int = 0
     capability: tuple[int, int] = (0, 0)
-    index: int = 0
+    uuid: str = ""
 
     @property
     def has_bf16(self) -> bool:
@@ -40,7 +41,7 @@ def probe_gpus(environ: Mapping[str, str]) -> list[Accelerator]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         uuids = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         gpus = []
-        for position, index in enumerate(_visible(environ.get("CUDA_VISIBLE_DEVICES"), uuids)):
+        for index in _visible(environ.get("CUDA_VISIBLE_DEVICES"), uuids):
             major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handles[index])
             gpus.append(
                 Accelerator(
@@ -48,7 +49,7 @@ def probe_gpus(environ: Mapping[str, str]) -> list[Accelerator]:
                     name=_text(pynvml.nvmlDeviceGetName(handles[index])),
                     memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handles[index]).total),
                     capability=(major, minor),
-                    index=position,
+                    uuid=uuids[index],
                 )
             )
         return gpus

@@ -22,7 +22,7 @@ class Plan:
     world_size: int
     device: str
     device_name: str
-    device_index: int
+    device_uuid: str
     micro_batch: int
     grad_accum: int
     global_batch: int
@@ -54,7 +54,7 @@ def make_plan(config: Config, gpus: Sequence[Accelerator]) -> Plan:
         world_size=1,
         device=device.kind,
         device_name=device.name,
-        device_index=device.index,
+        device_uuid=device.uuid,
         micro_batch=micro_batch,
         grad_accum=grad_accum,
         global_batch=micro_batch * grad_accum,

@@ -64,7 +64,7 @@ def newest_good(run: RunDir, config_hash: str, say: Callable[[str], None]) -> Pa
         if read_manifest(folder).get("config_hash") != config_hash:
             raise ResumeRefusedError("its checkpoints were made with another config", where=str(run.path))
         return folder
-    if folders:
+    if folders or any(run.checkpoints.glob("damaged-*")):
         raise ResumeRefusedError("no checkpoint of this run is whole", where=str(run.checkpoints))
     return None
 

@@ -1,0 +1,7 @@
+"""`python -m sft_play COMMAND`: what every Make target calls."""
+
+import sys
+
+from sft_play.cli.app import run
+
+sys.exit(run())

@@ -1,0 +1,151 @@
+"""`make train`: check, locate, prepare, plan, launch."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sft_play.config.resolve import Resolved, overrides, resolve
+from sft_play.config.rules import refuse_unavailable
+from sft_play.config.schema import Config
+from sft_play.errors import DiskFullError, ExitCode, ResumeRefusedError, UsageError
+from sft_play.facts.accelerator import probe_gpus
+from sft_play.facts.locate import ModelFolder, locate_model
+from sft_play.launch.execute import execute
+from sft_play.launch.spec import WorkerInputs, launch_spec
+from sft_play.plan.build import make_plan
+from sft_play.plan.disk import estimate_run_bytes
+from sft_play.record.checkpoints import newest_good, newest_first
+from sft_play.record.run_dir import RunDir, config_hash, locked, run_name
+from sft_play.record.run_record import read_record
+from sft_play.record.stamp import make_stamp
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Train one config to its end and print what came out.
+
+    Raises:
+        SftPlayError: anything that is wrong before the worker starts; the worker's own errors are printed
+            and given as the exit code.
+    """
+    argparse.ArgumentParser(prog="make train", description=__doc__).parse_args(argv)
+    resolved = resolve(config_path(environ), environ)
+    refuse_unavailable(resolved)
+    announce(resolved)
+    config = resolved.config
+    plan = make_plan(config, probe_gpus(environ))
+    model = locate_model(config.model.name, config.model.revision)
+    run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config))
+    run.create()
+    with locked(run):
+        start_from = where_to_start(run, config)
+        check_disk(run, config, model)
+        prepared = prepare_data(config, model, run)
+        for reason in plan.reasons:
+            say(reason)
+        stamp = make_stamp(config, plan, prepared.facts.fingerprint)
+        inputs = WorkerInputs(model_path=model.path, splits=prepared.splits, stamp=stamp, resume_from=start_from)
+        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ)
+        for line in lines:
+            print(f"error: {line}", file=sys.stderr)
+    if code == ExitCode.DONE:
+        summarise(run)
+    return code
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    """The file that CONFIG names.
+
+    Raises:
+        UsageError: CONFIG is not given.
+    """
+    name = environ.get("CONFIG")
+    if not name:
+        raise UsageError("CONFIG is missing", fix="make train CONFIG=configs/demo.yaml")
+    return Path(name)
+
+
+def announce(resolved: Resolved) -> None:
+    """Print what the environment overrides, and every note and warning of the config."""
+    for line in overrides(resolved):
+        say(f"override: {line}")
+    for note in resolved.notes:
+        say(f"note: {note}")
+    for warning in resolved.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def where_to_start(run: RunDir, config: Config) -> Path | None:
+    """The checkpoint to go on from; None for a fresh start.
+
+    Raises:
+        ResumeRefusedError: the run is finished, has no good checkpoint, or `must` resume and has none.
+    """
+    if config.run.resume == "never":
+        if newest_first(run) or read_record(run):
+            shelve(run)
+        return None
+    record = read_record(run)
+    if record and record["outcome"] == "done":
+        raise ResumeRefusedError(
+            f"this run is finished (loss {record.get('eval_loss', record['train_loss']):.4f}, {record['result']}/)",
+            where=str(run.path),
+            fix="RUN_RESUME=never trains it anew; a changed setting starts another run",
+        )
+    folder = newest_good(run, config_hash(config), say)
+    if folder is None and config.run.resume == "must":
+        raise ResumeRefusedError("run.resume is must and there is no checkpoint", where=str(run.path))
+    if folder:
+        say(f"resuming from {folder}")
+    return folder
+
+
+def shelve(run: RunDir) -> None:
+    """Move the earlier attempt aside under `.../earlier-N`: starting anew loses nothing."""
+    number = 1 + len(list(run.path.glob("earlier-*")))
+    shelf = run.path / f"earlier-{number}"
+    shelf.mkdir()
+    for entry in ("checkpoints", "tb", "adapter", "model", "metrics.jsonl", "record.json", "run.json", "run.log"):
+        if (run.path / entry).exists():
+            shutil.move(run.path / entry, shelf / entry)
+    run.create()
+    say(f"the earlier attempt lies in {shelf}")
+
+
+def check_disk(run: RunDir, config: Config, model: ModelFolder) -> None:
+    """Refuse a run whose checkpoints cannot fit.
+
+    Raises:
+        DiskFullError: with the bytes needed and free.
+    """
+    needed, free = estimate_run_bytes(config, model.weight_bytes), shutil.disk_usage(run.path).free
+    if needed > free:
+        gib = 2**30
+        raise DiskFullError(f"about {needed / gib:.1f} GiB are needed and {free / gib:.1f} free", where=str(run.path))
+
+
+def prepare_data(config: Config, model: ModelFolder, run: RunDir) -> Any:
+    """Tokenise the rows, or take them from the cache."""
+    from sft_play.data.prepare import prepare
+
+    return prepare(config, model.path, Path(config.run.output_dir) / ".cache" / "tokens", say)
+
+
+def summarise(run: RunDir) -> None:
+    """What came out, where it lies, and what to do next."""
+    record = read_record(run) or {}
+    before, after = record.get("eval_loss_before"), record.get("eval_loss")
+    if after is not None:
+        change = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})" if before else f"{after:.4f}"
+        say(f"held-out loss {change}")
+    say(f"{record['steps']} steps in {record['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s")
+    say(f"result in {run.path / record['result']}")
+    say(f"try it: make infer RUN={run.path}")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,109 @@
+"""Carry out a LaunchSpec: the only place that starts processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import IO
+
+from sft_play.errors import ExitCode
+from sft_play.launch.spec import LaunchSpec
+from sft_play.record.run_dir import RunDir, write_atomic
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DEATH_GRACE_SECONDS = 10.0
+
+
+def execute(spec: LaunchSpec, run: RunDir, environ: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Run the worker to its end, its output on the terminal and in run.log.
+
+    Returns:
+        The exit code of the run and the error lines that its worker left.
+    """
+    for path, text in spec.files.items():
+        write_atomic(path, text)
+    attempt = len(list((run.path / "attempts").glob("*.json"))) + 1
+    write_atomic(run.path / "attempts" / f"{attempt:03d}.json", spec.files[run.run_json])
+    run.exit_json.unlink(missing_ok=True)
+    # A session of its own: a Ctrl-C reaches the worker once, through us, and no child of it outlives the run.
+    worker = subprocess.Popen(
+        spec.argv,
+        env={**environ, **spec.environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert worker.stdout is not None
+    try:
+        with run.log.open("ab") as log, _forwarding(worker):
+            _copy(worker.stdout, log)
+            returned = worker.wait()
+    finally:
+        _end_group(worker)
+    return _outcome(run, returned)
+
+
+def _copy(source: IO[bytes], log: IO[bytes]) -> None:
+    for line in iter(source.readline, b""):
+        log.write(line)
+        log.flush()
+        try:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # the reader has gone (`make train | head`); the run goes on into run.log
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+@contextmanager
+def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand SIGTERM and SIGINT to the worker, which saves and leaves; a second Ctrl-C ends it now."""
+    interrupts = 0
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        worker.send_signal(signal.SIGKILL if interrupts > 1 else number)
+
+    previous = {number: signal.signal(number, forward) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _end_group(worker: subprocess.Popen[bytes]) -> None:
+    """Leave no process of the worker's session behind."""
+    deadline = time.monotonic() + DEATH_GRACE_SECONDS
+    number = signal.SIGTERM
+    while time.monotonic() < deadline:
+        worker.poll()
+        try:
+            os.killpg(worker.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(0.1)
+        number = signal.SIGTERM if time.monotonic() < deadline - DEATH_GRACE_SECONDS / 2 else signal.SIGKILL
+
+
+def _outcome(run: RunDir, returned: int) -> tuple[int, list[str]]:
+    if run.exit_json.is_file():
+        outcome = json.loads(run.exit_json.read_text(encoding="utf-8"))
+        return int(outcome["code"]), list(outcome["lines"])
+    if returned < 0:
+        name = signal.Signals(-returned).name
+        if name == "SIGKILL":
+            why = "the worker was killed (SIGKILL; often the machine ran out of memory)"
+        else:
+            why = f"the worker died of {name}"
+        return int(ExitCode.RANK_FAILED), [f"{why} -> its last lines are in {run.log}; the same command goes on"]
+    if returned:
+        return int(ExitCode.RANK_FAILED), [f"the worker ended with {returned} -> see {run.log}"]
+    return 0, []

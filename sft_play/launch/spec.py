@@ -1,0 +1,55 @@
+"""How to start a run, as a value: a command line, additions to the environment, files to write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sft_play.config.schema import Config
+from sft_play.plan.build import Plan
+from sft_play.record.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """Everything `execute` does, decided beforehand."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: Mapping[Path, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInputs:
+    """What the worker reads from run.json beside config and plan."""
+
+    model_path: Path
+    splits: Mapping[str, Path]
+    stamp: Mapping[str, Any]
+    resume_from: Path | None = None
+
+
+def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs) -> LaunchSpec:
+    """The single-process launch of `plan`; the worker reads run.json and never plans again."""
+    run_json = {
+        "version": 1,
+        "config": config.model_dump(mode="json"),
+        "plan": asdict(plan),
+        "stamp": dict(inputs.stamp),
+        "model_path": str(inputs.model_path),
+        "splits": {name: str(path) for name, path in inputs.splits.items()},
+        "resume_from": str(inputs.resume_from) if inputs.resume_from else None,
+    }
+    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    # Without a GPU deepspeed announces its choice of the CPU on every import; naming it keeps that quiet.
+    environment |= {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
+    environment["CUDA_VISIBLE_DEVICES"] = plan.device_uuid
+    return LaunchSpec(
+        argv=(sys.executable, "-m", "sft_play.runtime.worker", str(run.run_json)),
+        environment=environment,
+        files={run.run_json: json.dumps(run_json, indent=2) + "\n"},
+    )

@@ -1,0 +1,43 @@
+"""What happened in a run: metrics.jsonl line by line, record.json at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from sft_play.record.run_dir import RunDir, write_atomic
+
+VERSION = 1
+
+
+def append_metrics(path: Path, event: str, values: dict[str, Any]) -> None:
+    """Add one line to metrics.jsonl: {time, event, ...values}; a reader never sees half a line."""
+    line = json.dumps({"time": round(time.time(), 3), "event": event, **values})
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(line + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Every event of a run, in order."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_record(run: RunDir, values: dict[str, Any]) -> None:
+    """Replace record.json."""
+    write_atomic(run.record, json.dumps({"version": VERSION, **values}, indent=2) + "\n")
+
+
+def read_record(run: RunDir) -> dict[str, Any] | None:
+    """record.json, or None where the run has not written one."""
+    if not run.record.is_file():
+        return None
+    record: dict[str, Any] = json.loads(run.record.read_text(encoding="utf-8"))
+    return record
+
+
+def write_exit(run: RunDir, code: int, lines: list[str]) -> None:
+    """Leave this process's outcome for the parent: launchers flatten every failure to 1."""
+    write_atomic(run.exit_json, json.dumps({"code": code, "lines": lines, "pid": os.getpid()}))

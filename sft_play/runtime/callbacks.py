@@ -1,0 +1,149 @@
+"""What watches a run: each callback has one concern."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+from sft_play.config.schema import Config
+from sft_play.errors import Interrupted, Preempted, SftPlayError
+from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import append_metrics
+
+
+def build_callbacks(config: Config, run: RunDir, stop: StopCallback) -> list[TrainerCallback]:
+    """The callbacks that the config asks for, in the order in which they are called."""
+    watching: list[TrainerCallback] = [stop, ProgressCallback(), MetricsCallback(run.metrics)]
+    if config.train.metric_for_best_model or config.train.load_best_model_at_end:
+        watching.append(SaveBestCallback())
+    if config.train.early_stopping_patience is not None:
+        train = config.train
+        watching.append(EarlyStoppingCallback(train.early_stopping_patience, train.early_stopping_threshold))
+    if "tensorboard" in config.run.report_to:
+        from torch.utils.tensorboard import SummaryWriter
+
+        watching.append(TensorBoardCallback(SummaryWriter(str(run.tensorboard))))
+    return watching
+
+
+class ProgressCallback(TrainerCallback):
+    """One line a logged step and one an evaluation, with tokens/s over training time alone."""
+
+    def __init__(self) -> None:
+        self.mark = self.first = 0.0
+        self.seconds = self.seconds_all = 0.0
+        self.tokens = self.tokens_all = 0.0
+        self.steps = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.mark = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        now = time.monotonic()
+        self.seconds += now - self.mark
+        self.mark = now
+        self.steps += 1
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        if "loss" not in logs:
+            return
+        # trl counts tokens from its own start; a resumed run begins at zero again.
+        logs["tokens_per_second"] = round((logs["num_tokens"] - self.tokens) / max(self.seconds, 1e-9), 1)
+        self.tokens_all += logs["num_tokens"] - self.tokens
+        self.seconds_all += self.seconds
+        self.tokens, self.seconds = logs["num_tokens"], 0.0
+        left = (state.max_steps - state.global_step) * self.seconds_all / max(self.steps, 1)
+        print(
+            f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
+            f"  loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  grad {float(logs['grad_norm']):.2f}"
+            f"  tok/s {logs['tokens_per_second']:,.0f}  eta {clock(left)}"
+        )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+    ) -> None:
+        self.mark = time.monotonic()
+        print(f"evaluated at step {state.global_step}: held-out loss {metrics['eval_loss']:.4f}")
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.mark = time.monotonic()
+        print(f"saved checkpoints/step-{state.global_step}")
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens (no padding) over the training time, evaluation and saving left out."""
+        return self.tokens_all / self.seconds_all if self.seconds_all else 0.0
+
+
+class MetricsCallback(TrainerCallback):
+    """Every logged value into metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        kind = "train" if "loss" in logs else "eval" if "eval_loss" in logs else "summary"
+        append_metrics(self.path, kind, {"step": state.global_step, **{k: _plain(v) for k, v in logs.items()}})
+
+
+class SaveBestCallback(TrainerCallback):
+    """Write a checkpoint whenever the chosen metric improves, so that the best one always exists."""
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
+    ) -> None:
+        name = args.metric_for_best_model or "loss"
+        value = metrics[name if name.startswith("eval_") else f"eval_{name}"]
+        if state.global_step and (
+            state.best_metric is None
+            or (value > state.best_metric if args.greater_is_better else value < state.best_metric)
+        ):
+            control.should_save = True
+
+
+class StopCallback(TrainerCallback):
+    """SIGTERM and Ctrl-C: save at the next step boundary and leave with the code that says so."""
+
+    def __init__(self) -> None:
+        self.reason: type[SftPlayError] | None = None
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.reason = self.reason or (Preempted if number == signal.SIGTERM else Interrupted)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.reason:
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def raise_if_asked(self, step: int) -> None:
+        """Leave, once the state is saved.
+
+        Raises:
+            Preempted: after SIGTERM.
+            Interrupted: after Ctrl-C.
+        """
+        if self.reason:
+            raise self.reason(f"stopped at step {step}" if step else "stopped before the first step")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,130 @@
+"""Load a trained model for inference and let it answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TextIteratorStreamer
+
+from sft_play.errors import DataError, ModelError
+from sft_play.runtime.model import load_tokenizer
+
+Message = dict[str, str]
+# A word that no template contains; what follows it in a rendered answer is the template's way to end one.
+PROBE = "xanswerx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen; greedy at temperature 0."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model that answers chats."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: list[int]
+
+    def answer(self, messages: Sequence[Message], sampling: Sampling, *, base: bool = False) -> str:
+        """The whole answer; with `base`, that of the model without its adapter."""
+        return "".join(self.stream(messages, sampling, base=base)).strip()
+
+    def stream(self, messages: Sequence[Message], sampling: Sampling, *, base: bool = False) -> Iterator[str]:
+        """The answer in pieces, as they are generated."""
+        prompt = self.prompt_ids(messages).to(self.model.device)
+        streamer = TextIteratorStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        choice = {"do_sample": sampling.temperature > 0}
+        if sampling.temperature > 0:
+            choice |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        failures: list[BaseException] = []
+
+        def generate() -> None:
+            without = self.model.disable_adapter() if base and isinstance(self.model, PeftModel) else nullcontext()
+            try:
+                with torch.no_grad(), without:
+                    self.model.generate(
+                        input_ids=prompt,
+                        attention_mask=torch.ones_like(prompt),
+                        max_new_tokens=sampling.max_new_tokens,
+                        eos_token_id=self.end_ids,
+                        pad_token_id=self.tokenizer.pad_token_id,
+                        streamer=streamer,
+                        **choice,
+                    )
+            except BaseException as error:  # handed to the caller below; the stream must end first
+                failures.append(error)
+                streamer.end()
+
+        thread = Thread(target=generate, daemon=True)
+        thread.start()
+        yield from streamer
+        thread.join()
+        if failures:
+            raise failures[0]
+
+    def prompt_ids(self, messages: Sequence[Message]) -> torch.Tensor:
+        """Token ids, shape (1, n): the rendered chat up to where the answer begins.
+
+        Raises:
+            DataError: the template refuses these messages.
+        """
+        if not self.tokenizer.chat_template:
+            text = "\n".join(message["content"] for message in messages)
+            return self.tokenizer(text, return_tensors="pt").input_ids
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )["input_ids"]
+        except Exception as error:  # jinja's own errors and the template's raise_exception
+            raise DataError(f"the chat template refuses these messages ({error})", where="prompt") from error
+
+
+def load_speaker(model: Path, adapter: Path | None, *, quantization: Any = None, dtype: torch.dtype) -> Speaker:
+    """A model folder, or a base with an adapter; tokenizer and template come from the adapter's folder.
+
+    Raises:
+        ModelError: the adapter's folder is no adapter.
+    """
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise ModelError("adapter_config.json is missing", where=str(adapter), fix="give ADAPTER=runs/NAME/adapter")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=dtype,
+        quantization_config=quantization,
+        device_map={"": 0} if torch.cuda.is_available() else None,
+        local_files_only=True,
+    )
+    if adapter is not None:
+        loaded = PeftModel.from_pretrained(loaded, str(adapter))
+    tokenizer = load_tokenizer(adapter or model, None)
+    return Speaker(loaded.eval(), tokenizer, end_token_ids(tokenizer, loaded.generation_config))
+
+
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> list[int]:
+    """Tokens that end an answer: those of the generation config, the tokenizer's, and the template's own."""
+    known = generation_config.eos_token_id if generation_config is not None else None
+    ids = list(known) if isinstance(known, list) else [known]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id, template_end_id(tokenizer)] if i is not None})
+
+
+def template_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template puts right behind an answer, if it puts one."""
+    if not tokenizer.chat_template:
+        return None
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": PROBE}]
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False)
+    ids = tokenizer(rendered.rpartition(PROBE)[2].lstrip(), add_special_tokens=False).input_ids
+    return ids[0] if ids and ids[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder) else None

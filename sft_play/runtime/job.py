@@ -1,0 +1,49 @@
+"""What a worker was told to do: run.json, read once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from sft_play.config.schema import Config
+from sft_play.plan.build import Plan
+from sft_play.record.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Config and plan of a run, and where its model and its prepared rows lie."""
+
+    run: RunDir
+    config: Config
+    plan: Plan
+    stamp: dict[str, Any]
+    model_path: Path
+    splits: dict[str, Path]
+    resume_from: Path | None
+
+    def dataset(self, split: str) -> Dataset | None:
+        """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
+        if split not in self.splits:
+            return None
+        rows = Dataset.from_file(str(self.splits[split]))
+        limit = self.config.train.eval_max_rows
+        return rows.select(range(limit)) if split != "train" and limit and limit < len(rows) else rows
+
+
+def read_job(run_json: Path) -> Job:
+    """The job of the run whose folder holds `run_json`."""
+    values = json.loads(run_json.read_text(encoding="utf-8"))
+    return Job(
+        run=RunDir(run_json.parent),
+        config=Config.model_validate(values["config"]),
+        plan=Plan(**values["plan"]),
+        stamp=values["stamp"],
+        model_path=Path(values["model_path"]),
+        splits={name: Path(path) for name, path in values["splits"].items()},
+        resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
+    )

@@ -1,0 +1,68 @@
+"""Load the base model and its tokenizer as the plan says, from local files only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from sft_play.config.schema import Config, TuningMode
+from sft_play.errors import ModelError
+from sft_play.plan.build import Plan
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
+    """The base model on the plan's device, in the plan's type, 4-bit under `tuning.mode: qlora`.
+
+    Raises:
+        ModelError: weights are missing from the files or have other shapes than config.json says.
+    """
+    model, report = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=DTYPES[plan.dtype],
+        attn_implementation=plan.attention,
+        quantization_config=quantization(config, plan),
+        device_map={"": 0} if plan.device == "cuda" else None,
+        trust_remote_code=config.model.trust_remote_code,
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    for kind in ("missing_keys", "mismatched_keys"):
+        if found := sorted(str(key) for key in report[kind]):
+            raise ModelError(f"{len(found)} {kind.replace('_', ' ')}, first {found[0]}", where=str(path))
+    return model
+
+
+def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
+    """bitsandbytes' 4-bit settings under `qlora`, else None. Products are computed in the autocast type."""
+    if config.tuning.mode is not TuningMode.QLORA:
+        return None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=config.tuning.quantization.type,
+        bnb_4bit_use_double_quant=config.tuning.quantization.double,
+        bnb_4bit_compute_dtype=DTYPES[plan.autocast],
+    )
+
+
+def load_tokenizer(path: Path, chat_template: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer, with the config's chat template, padding on the right with a token that is never learned.
+
+    Padding is masked by position, so a pad token that equals the end of sequence does no harm.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if chat_template is not None:
+        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "right"
+    return tokenizer

@@ -1,0 +1,70 @@
+"""Write what a run is for: an adapter or a model that others can load, complete or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, set_peft_model_state_dict
+from safetensors.torch import load_file
+
+from sft_play.config.schema import TuningMode
+from sft_play.errors import AppliedDiffersError
+from sft_play.record.checkpoints import PREFIX
+from sft_play.record.manifest import write_manifest
+from sft_play.runtime.job import Job
+from sft_play.runtime.trainer import SftPlayTrainer
+
+
+def save_result(trainer: SftPlayTrainer, job: Job, tokenizer: Any) -> Path:
+    """The adapter (`adapter/`) or the model (`model/`), tokenizer, template and generation config beside it.
+
+    Raises:
+        AppliedDiffersError: a tensor to be saved is empty or not finite.
+    """
+    target = job.run.model if job.config.tuning.mode is TuningMode.FULL else job.run.adapter
+    staging = target.with_name(f".{target.name}.new")
+    shutil.rmtree(staging, ignore_errors=True)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    check_tensors(model)
+    model.save_pretrained(staging, safe_serialization=True)
+    tokenizer.save_pretrained(staging)
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if base.generation_config is not None:
+        base.generation_config.save_pretrained(staging)
+    (staging / "README.md").unlink(missing_ok=True)  # peft's empty card; ours is written from the record
+    write_manifest(staging, {"stamp": job.stamp})
+    shutil.rmtree(target, ignore_errors=True)
+    staging.rename(target)
+    return target
+
+
+def check_tensors(model: torch.nn.Module) -> None:
+    """Every trained weight must have elements and be finite.
+
+    Raises:
+        AppliedDiffersError: naming the first that is not.
+    """
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and (weight.numel() == 0 or not bool(torch.isfinite(weight).all())):
+            raise AppliedDiffersError("a trained weight is empty or not finite", where=name)
+
+
+def load_best(trainer: SftPlayTrainer, job: Job) -> int | None:
+    """Put the best checkpoint's weights into the model; returns its step, None where none was better."""
+    step = trainer.state.best_global_step
+    if not step or step == trainer.state.global_step:
+        return trainer.state.global_step
+    folder = job.run.checkpoints / f"{PREFIX}{step}"
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel):
+        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
+    else:
+        for file in sorted(folder.glob("model*.safetensors")):
+            model.load_state_dict(load_file(file), strict=False)
+        model.tie_weights()
+    trainer.loaded_step = step
+    print(f"loaded the best checkpoint, step {step}")
+    return step

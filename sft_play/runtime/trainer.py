@@ -1,0 +1,163 @@
+"""The trainer: trl's SFTTrainer with the few methods overridden that docs/architecture.md lists.
+
+HF's argument classes are built here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from sft_play.config.schema import Config
+from sft_play.errors import LossNotFiniteError
+from sft_play.plan.build import Plan
+from sft_play.record.checkpoints import publish, rotate, staging_folder
+from sft_play.record.run_dir import RunDir
+from sft_play.runtime.adapters import train_in_fp32
+from sft_play.runtime.job import Job
+
+SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
+
+
+class SftPlayTrainer(SFTTrainer):
+    """SFTTrainer with checkpoints that are whole or absent, an evaluation loss over tokens, and no NaN step."""
+
+    def __init__(self, run: RunDir, stamp: dict[str, Any], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.run = run
+        self.stamp = stamp
+        self.save_limit: int | None = None
+        self.loaded_step: int | None = None
+        self._evaluated = torch.zeros(2, dtype=torch.float64)
+        train_in_fp32(self.model)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise LossNotFiniteError(f"the loss is {loss.item()}", where=f"step {self.state.global_step + 1}")
+        return loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        # Under fp16 an infinite norm is the loss scaler's business: it skips the step and lowers the scale.
+        if not self.args.fp16 and norm is not None and not math.isfinite(float(norm)):
+            raise LossNotFiniteError(
+                f"the gradient norm is {float(norm)}, before the step", where=f"step {self.state.global_step + 1}"
+            )
+        return norm
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """One evaluation batch: its summed loss and its learned tokens are kept, logits never."""
+        inputs = self._prepare_inputs(inputs)
+        tokens = inputs["labels"][:, 1:].ne(-100).sum()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            # Divided by one item the loss is the sum over tokens; it is scaled up by the number of ranks.
+            total = self.compute_loss(model, inputs, num_items_in_batch=torch.ones_like(tokens))
+        total = total.double() / self.accelerator.num_processes
+        self._evaluated += torch.stack([total.cpu(), tokens.double().cpu()])
+        return (total / tokens.clamp(min=1)).float(), None, None
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """The upstream loop, with the loss averaged over tokens instead of over batches."""
+        self._evaluated.zero_()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        total, tokens = self.accelerator.reduce(self._evaluated.to(self.args.device)).tolist()
+        output.metrics[f"{metric_key_prefix}_loss"] = total / max(tokens, 1.0)
+        return output
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Let the Trainer write into a staging folder, then publish it whole and rotate."""
+        staging, target = staging_folder(self.run), self.args.output_dir
+        self.args.output_dir = str(staging)
+        try:
+            Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
+        finally:
+            self.args.output_dir = target
+        (staged,) = staging.iterdir()
+        (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here ever reads
+        publish(self.run, staged, self.state.global_step, dict(self.stamp))
+        rotate(self.run, self.save_limit, self.state.best_global_step)
+
+
+def build_trainer(job: Job, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]) -> SftPlayTrainer:
+    """The trainer for the job's prepared rows (columns input_ids and labels)."""
+    validation = job.dataset("validation")
+    trainer = SftPlayTrainer(
+        job.run,
+        job.stamp,
+        model=model,
+        args=build_arguments(job.config, job.plan, job.run, has_validation=validation is not None),
+        train_dataset=job.dataset("train"),
+        eval_dataset=validation,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    trainer.save_limit = job.config.train.save_total_limit
+    # The callbacks of ours print and record; the Trainer's own printer would repeat every line.
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: bool) -> SFTConfig:
+    """trl's arguments from config and plan. Everything that the stack would decide by itself is set."""
+    train = config.train
+    evaluation = train.eval_strategy
+    if evaluation == "auto":
+        evaluation = "epoch" if has_validation else "no"
+    return SFTConfig(
+        output_dir=str(run.path),
+        per_device_train_batch_size=plan.micro_batch,
+        gradient_accumulation_steps=plan.grad_accum,
+        per_device_eval_batch_size=plan.micro_batch if train.eval_batch_size == "auto" else train.eval_batch_size,
+        learning_rate=train.learning_rate,
+        num_train_epochs=train.epochs,
+        max_steps=train.max_steps or -1,
+        bf16=plan.autocast == "bf16",
+        fp16=plan.autocast == "fp16",
+        tf32=None if train.tf32 == "auto" else train.tf32,
+        use_cpu=plan.device == "cpu",
+        optim=plan.optimizer,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_epsilon=train.adam_epsilon,
+        lr_scheduler_type=train.scheduler,
+        lr_scheduler_kwargs=SCHEDULER_SETTINGS.get(train.scheduler),
+        warmup_steps=train.warmup,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        neftune_noise_alpha=train.neftune_noise_alpha,
+        gradient_checkpointing=plan.gradient_checkpointing,
+        dataloader_num_workers=train.dataloader_num_workers,
+        dataloader_pin_memory=plan.pin_memory,
+        dataloader_persistent_workers=train.dataloader_persistent_workers,
+        dataloader_prefetch_factor=train.dataloader_prefetch_factor,
+        dataloader_drop_last=train.dataloader_drop_last,
+        eval_strategy=evaluation,
+        eval_steps=train.eval_steps,
+        eval_on_start=train.eval_on_start and has_validation,
+        eval_accumulation_steps=train.eval_accumulation_steps,
+        eval_do_concat_batches=train.eval_do_concat_batches,
+        prediction_loss_only=True,
+        metric_for_best_model=train.metric_for_best_model,
+        greater_is_better=train.greater_is_better,
+        save_strategy=train.save_strategy,
+        save_steps=train.save_steps,
+        save_total_limit=None,  # rotation is ours
+        logging_steps=train.logging_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,  # it would log a NaN loss as 0.0
+        restore_callback_states_from_checkpoint=True,
+        average_tokens_across_devices=True,
+        seed=train.seed,
+        full_determinism=train.deterministic,
+        report_to="none",  # the trackers are callbacks of ours
+        disable_tqdm=True,
+        max_length=None,  # rows come cut to length
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )

@@ -1,0 +1,150 @@
+"""The worker: one process of a run, from run.json to the finished adapter or model."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import set_seed
+
+from sft_play.config.schema import TuningMode
+from sft_play.errors import (
+    AppliedDiffersError,
+    DiskFullError,
+    OutOfMemoryError,
+    RankFailedError,
+    SftPlayError,
+    exit_code_of,
+)
+from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import write_exit, write_record
+from sft_play.runtime.adapters import add_adapter
+from sft_play.runtime.applied import check_applied
+from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
+from sft_play.runtime.job import Job, read_job
+from sft_play.runtime.model import load_model, load_tokenizer
+from sft_play.runtime.save import load_best, save_result
+from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
+
+PR_SET_PDEATHSIG = 1
+
+
+def train(job: Job, stop: StopCallback) -> dict[str, Any]:
+    """Load, train, evaluate, save; returns what the record keeps."""
+    started = time.monotonic()
+    config, plan = job.config, job.plan
+    check_device(job)
+    set_seed(config.train.seed)
+    print(f"loading {config.model.name} as {plan.dtype} on {plan.device_name}")
+    model = load_model(config, plan, job.model_path)
+    if config.tuning.mode is not TuningMode.FULL:
+        model = add_adapter(model, config)
+    tokenizer = load_tokenizer(job.model_path, config.model.chat_template)
+    callbacks = build_callbacks(config, job.run, stop)
+    trainer = build_trainer(job, model, tokenizer, callbacks)
+    counts = check_applied(trainer, config, plan)
+    print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
+
+    trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+    stop.raise_if_asked(trainer.state.global_step)
+    best_step = load_best(trainer, job) if config.train.load_best_model_at_end else None
+    evaluations = evaluate_at_end(trainer)
+    result = save_result(trainer, job, tokenizer)
+    progress = next(callback for callback in callbacks if isinstance(callback, ProgressCallback))
+    return {
+        "outcome": "done",
+        "result": result.name,
+        "train_loss": train_loss(trainer),
+        "steps": trainer.state.global_step,
+        "best_step": best_step,
+        "seconds": round(time.monotonic() - started, 1),
+        "tokens_per_second": round(progress.tokens_per_second, 1),
+        "peak_memory_bytes": peak_memory_bytes(plan.device),
+        **counts,
+        **evaluations,
+    }
+
+
+def check_device(job: Job) -> None:
+    """The plan's device must be one that this torch can use.
+
+    Raises:
+        AppliedDiffersError: a GPU was planned and torch sees none.
+    """
+    if job.plan.device == "cuda" and not torch.cuda.is_available():
+        raise AppliedDiffersError(
+            f"{job.plan.device_name} was planned and torch {torch.__version__} sees no GPU",
+            fix="install the CUDA build (make install TORCH_INDEX=...), or train on the CPU with CUDA_VISIBLE_DEVICES=",
+        )
+
+
+def evaluate_at_end(trainer: SftPlayTrainer) -> dict[str, float]:
+    """The held-out loss before the first step (where it was measured) and of the finished model."""
+    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    if trainer.eval_dataset is None:
+        return {}
+    at_end = [entry["eval_loss"] for entry in history if entry["step"] == trainer.state.global_step]
+    after = at_end[-1] if at_end and trainer.loaded_step is None else trainer.evaluate()["eval_loss"]
+    before = [entry["eval_loss"] for entry in history if entry["step"] == 0]
+    return {"eval_loss": after, **({"eval_loss_before": before[0]} if before else {})}
+
+
+def train_loss(trainer: SftPlayTrainer) -> float:
+    """The last logged training loss."""
+    return next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry)
+
+
+def peak_memory_bytes(device: str) -> int:
+    """Most memory allocated on the GPU, or the largest resident set of this process on a CPU."""
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def as_user_error(error: BaseException, run: RunDir) -> SftPlayError | None:
+    """The user's error behind an exception of the stack, where there is one."""
+    if isinstance(error, SftPlayError):
+        return error
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return OutOfMemoryError(f"out of memory ({error})"[:300], where="training step")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFullError("the disk is full", where=str(run.path))
+    return None
+
+
+def main(run_json: Path) -> int:
+    """Run the job and leave its outcome in exit.json and record.json."""
+    # If the parent is killed, this process saves and leaves instead of training on unseen (Linux only).
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    job = read_job(run_json)
+    stop = StopCallback()
+    try:
+        record = train(job, stop)
+    except BaseException as error:
+        known = as_user_error(error, job.run)
+        if known is None:
+            traceback.print_exc()
+            known = RankFailedError(f"{type(error).__name__}: {error}", where="worker", fix=f"see {job.run.log}")
+        write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
+        write_exit(job.run, exit_code_of(known), known.lines())
+        return exit_code_of(known)
+    write_record(job.run, {**record, "stamp": job.stamp})
+    write_exit(job.run, 0, [])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
