@@ -53,7 +53,7 @@ Auto = Literal["auto"]
 class Section(BaseModel):
     """A frozen group of keys that refuses unknown ones."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class ModelSection(Section):

@@ -1,0 +1,111 @@
+"""The environment's layer: SECTION_KEY variables, typed by the schema, and what looks like a slip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sft_play.config.keys import KEYS, VARIABLES
+from sft_play.config.nearest import nearest, spoken
+from sft_play.config.origin import Layer, Origin, OriginKind, Setting
+from sft_play.config.suggest import nearest_variables
+from sft_play.config.values import parse_text
+from sft_play.errors import ConfigError, SftPlayError, UnknownKeyError
+
+MAKE_VARIABLES = "SFT_PLAY_MAKE_VARIABLES"
+"""The Makefile lists here the names that were given on its command line."""
+
+COMMAND_INPUTS = (
+    "CONFIG", "ARGS", "KEY", "HARDWARE", "RUN", "RUNS", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS",
+    "INTERACTIVE", "PYTHON", "TORCH_INDEX",
+)  # fmt: skip
+"""Variables that are inputs of commands and no keys."""
+
+PASSTHROUGH_PREFIXES = (
+    "NCCL_", "CUDA_", "HF_", "OMP_", "TORCH_",
+    "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "DS_", "PMI_", "PMIX_", "OMPI_", "SLURM_", "GLOO_", "UCX_", "FI_",
+    "NVIDIA_", "MKL_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TRANSFORMERS_", "BNB_", "TRITON_", "WANDB_", "MLFLOW_",
+    "TRACKIO_", "PIP_", "MAKE", "SFT_PLAY_",
+)  # fmt: skip
+"""Variables of the stack and of launchers, which read them themselves."""
+
+PASSTHROUGH_NAMES = (
+    "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NO_COLOR",
+    "COLUMNS", "TERM", "SHELL", "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+
+CLOSE = 2
+"""Edits up to which a variable that is merely present counts as a slip of a key's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadEnvironment:
+    """The environment's settings, errors, and slips that are warnings or, under run.strict_env, errors."""
+
+    layer: Layer
+    errors: tuple[SftPlayError, ...]
+    slips: tuple[UnknownKeyError, ...]
+
+
+def read_environment(environ: Mapping[str, str], inputs: Iterable[str] = ()) -> ReadEnvironment:
+    """Reads every variable that sets a key. Errors are returned, never raised.
+
+    Args:
+        inputs: variables that this command reads, beside `COMMAND_INPUTS`.
+    """
+    known_inputs = (*COMMAND_INPUTS, *inputs)
+    on_command_line = dict.fromkeys(environ.get(MAKE_VARIABLES, "").split())
+    settings: dict[str, Setting] = {}
+    errors: list[SftPlayError] = []
+    for variable in sorted(environ):
+        if variable in VARIABLES:
+            _take(variable, environ[variable], settings, errors)
+    unknown = [one for one in on_command_line if not _is_known(one, known_inputs)]
+    errors += [_unknown_variable(one, known_inputs) for one in unknown]
+    slips = [
+        slip
+        for variable in sorted(set(environ) - set(on_command_line))
+        if not _is_known(variable, known_inputs) and (slip := _slip(variable)) is not None
+    ]
+    return ReadEnvironment(layer=Layer(settings=settings), errors=tuple(errors), slips=tuple(slips))
+
+
+def _is_known(variable: str, inputs: Iterable[str]) -> bool:
+    if variable in VARIABLES or variable in inputs or variable in PASSTHROUGH_NAMES:
+        return True
+    return variable.startswith(PASSTHROUGH_PREFIXES)
+
+
+def _take(variable: str, text: str, settings: dict[str, Setting], errors: list[SftPlayError]) -> None:
+    key = KEYS[VARIABLES[variable]]
+    place = f"{variable}={text}"
+    if not text.strip():
+        fix = f"give it a value, or unset {variable}" + ("; none stands for nothing" if key.type.nullable else "")
+        errors.append(ConfigError("the variable is empty", where=f"{variable}=", fix=fix))
+        return
+    alias = variable if variable != key.variable else ""
+    origin = Origin(
+        kind=OriginKind.ENVIRONMENT, where=f"environment {variable}", value=parse_text(key, text), given_as=alias
+    )
+    other = settings.get(key.name)
+    if other is not None and other.origin.value != origin.value:
+        what = f"{other.origin.where.removeprefix('environment ')} says otherwise, and both set {key.name}"
+        errors.append(ConfigError(what, where=variable, fix="keep one of them"))
+        return
+    settings[key.name] = Setting(key=key.name, origin=origin, error_place=place)
+
+
+def _unknown_variable(variable: str, inputs: Iterable[str]) -> UnknownKeyError:
+    near = spoken(nearest_variables(variable, inputs))
+    what = "no key and no input of a command has this name" + (f", {near}" if near else "")
+    fix = "" if near else "variables are SECTION_KEY, such as TRAIN_BATCH_SIZE; docs/configuration.md lists them"
+    return UnknownKeyError(what, where=variable, fix=fix)
+
+
+def _slip(variable: str) -> UnknownKeyError | None:
+    near = nearest(variable.upper(), VARIABLES, CLOSE)
+    if not near:
+        return None
+    what = f"the variable is set and no key has this name, {spoken(near)}"
+    return UnknownKeyError(what, where=variable, fix=f"rename or unset {variable}")

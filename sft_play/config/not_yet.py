@@ -1,0 +1,134 @@
+"""What the schema accepts and this version cannot honour yet: the one table, and its refusal at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sft_play.config.keys import KEYS
+from sft_play.config.origin import Resolved
+from sft_play.config.schema import DataSource
+from sft_play.config.values import plain, show
+from sft_play.errors import NotAvailableError, SeveralErrors
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotYet:
+    """One key, or some values of it, that cannot be honoured yet. A key's default always can.
+
+    Attributes:
+        values: the values that are refused; empty for every value but the default.
+        when: decides instead of `values`; `words` then says what it refuses.
+        instead: what to write in its place; by default the key's default.
+    """
+
+    key: str
+    values: tuple[Any, ...] = ()
+    when: Callable[[Any], bool] | None = None
+    words: str = ""
+    instead: str = ""
+
+    def refuses(self, value: Any) -> bool:
+        if value == KEYS[self.key].default:
+            return False
+        if self.when is not None:
+            return self.when(value)
+        return value in self.values if self.values else True
+
+    def said(self) -> str:
+        """What is not available, for the reference page."""
+        if self.words:
+            return self.words
+        return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
+
+
+def _weighted(value: Any) -> bool:
+    return isinstance(value, tuple) and any(isinstance(one, DataSource) and one.weight != 1 for one in value)
+
+
+def _several_gpus(value: Any) -> bool:
+    count = len(value) if isinstance(value, tuple) else value
+    return count != 1
+
+
+def _built_in_template(value: Any) -> bool:
+    """A built-in name is one plain word; anything with a slash or an ending is a file."""
+    return isinstance(value, str) and "/" not in value and "." not in value
+
+
+def _other_than_tensorboard(value: Any) -> bool:
+    return any(tracker != "tensorboard" for tracker in value)
+
+
+def _other_metric(value: Any) -> bool:
+    return value not in (None, "eval_loss")
+
+
+_WHOLE_KEYS = (
+    "tuning.quantization.storage", "data.packing", "data.streaming",
+    "train.lr_scaling", "train.lr_base_batch", "train.label_smoothing", "train.activation_offloading",
+    "train.torch_compile", "train.group_by_length", "train.ddp_find_unused_parameters", "train.ddp_bucket_cap_mb",
+    "train.ddp_broadcast_buffers", "train.ddp_static_graph", "train.ddp_timeout", "train.eval_time_budget",
+    "train.predict_with_generate", "train.generation_max_new_tokens", "train.generation_num_beams",
+    "train.generation_do_sample", "train.generation_temperature", "train.generation_top_p", "train.save_minutes",
+    "dist.zero_level", "dist.shard_weights", "dist.shard_gradients", "dist.sharding_factor", "dist.cpu_offload",
+    "dist.nvme_path", "dist.all_to_all_reduce", "dist.copy_engine_all_gather", "dist.copy_engine_send_recv",
+    "dist.sync_backend", "dist.timeout_seconds", "dist.num_nodes", "dist.node_rank", "dist.main_address",
+    "dist.main_port", "dist.deepspeed_config", "dist.prefetch", "run.tensorboard_port",
+)  # fmt: skip
+
+NOT_YET: tuple[NotYet, ...] = (
+    NotYet(key="model.attention", values=("flash_attention_3", "flex_attention")),
+    NotYet(key="model.kernels", values=("liger", "hub")),
+    NotYet(key="model.chat_template", when=_built_in_template, words="a built-in name"),
+    NotYet(key="tuning.backend", values=("unsloth",)),
+    NotYet(key="data.task", values=("cpt", "cpt_mixed")),
+    NotYet(key="data.loss_on", values=("flags",)),
+    NotYet(key="data.on_overlong", values=("split",)),
+    *(
+        NotYet(key=f"data.{name}", when=_weighted, words="a weight other than 1", instead="leave the weights out")
+        for name in ("train", "validation", "test")
+    ),
+    NotYet(key="train.loss", values=("fused",)),
+    NotYet(key="train.on_spike", values=("skip",)),
+    NotYet(
+        key="train.metric_for_best_model",
+        when=_other_metric,
+        words="any metric but eval_loss",
+        instead="use eval_loss",
+    ),
+    NotYet(
+        key="dist.strategy",
+        values=("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp", "layer_split"),
+        instead="use auto or single",
+    ),
+    NotYet(key="dist.gpus", when=_several_gpus, words="more than one GPU", instead="use 1, or one id such as [2]"),
+    NotYet(key="run.report_to", when=_other_than_tensorboard, words="a tracker other than tensorboard"),
+    *(NotYet(key=key) for key in _WHOLE_KEYS),
+)
+
+
+def unavailable(resolved: Resolved) -> tuple[NotAvailableError, ...]:
+    """An error for every value that this version cannot honour yet."""
+    errors = []
+    for entry in NOT_YET:
+        value = resolved.value(entry.key)
+        if not entry.refuses(value):
+            continue
+        written = f"{entry.key}: {show(value)}"
+        what = f"{written}: {entry.words} is not available yet" if entry.words else f"{written} is not available yet"
+        fix = entry.instead or f"remove it, or set it back to {show(plain(KEYS[entry.key].default))}"
+        errors.append(NotAvailableError(what, where=resolved.origins[entry.key].where, fix=fix))
+    return tuple(errors)
+
+
+def refuse_unavailable(resolved: Resolved) -> None:
+    """Stops a run that asks for what this version cannot do yet; nothing is ignored instead.
+
+    Raises:
+        SeveralErrors: of `NotAvailableError`, one for each such value.
+    """
+    errors = unavailable(resolved)
+    if errors:
+        raise SeveralErrors(errors)
