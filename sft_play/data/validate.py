@@ -1,0 +1,145 @@
+"""The first pass over the rows: every fault found and reported together, every good row counted and hashed."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+
+from sft_play.data.formats import Body, Chat, Pair, Row, is_blank, read_rows
+from sft_play.data.raw import BadRow
+from sft_play.data.sources import SourceFiles
+from sft_play.errors import DataError, SeveralErrors, SftPlayError
+
+REPORTED_ROWS = 20
+
+
+class Rejects:
+    """Bad rows as they are found: refused all together at the end, or counted and written down.
+
+    Args:
+        policy: `data.on_bad_row`.
+    """
+
+    def __init__(self, policy: Literal["error", "skip"]) -> None:
+        self.policy = policy
+        self.rows: list[BadRow] = []
+        self.count: Counter[str] = Counter()
+
+    def add(self, split: str, row: BadRow) -> None:
+        """Take note of a bad row of a split."""
+        self.count[split] += 1
+        if self.policy == "skip" or len(self.rows) < REPORTED_ROWS:
+            self.rows.append(row)
+
+    def refuse(self, rows_read: int) -> None:
+        """Report what was found, where bad rows are errors.
+
+        Raises:
+            SeveralErrors: the first bad rows, one line each, and a count of the others.
+        """
+        total = self.count.total()
+        if self.policy == "skip" or not total:
+            return
+        errors: list[SftPlayError] = [row.error() for row in self.rows]
+        if total > len(errors):
+            what = f"{total - len(errors):,} more bad rows, {total:,} of {rows_read:,} in all"
+            errors.append(DataError(what, where="data", fix="mend them, or set data.on_bad_row: skip"))
+        raise SeveralErrors(errors)
+
+    def write(self, file: Path) -> None:
+        """One JSON object a rejected row; no file where there are none."""
+        if not self.rows:
+            return
+        with file.open("w", encoding="utf-8") as stream:
+            for row in self.rows:
+                place = {"file": row.shown, "line": row.line, "field": row.field}
+                stream.write(json.dumps(place | {"reason": row.reason, "row": row.beginning}) + "\n")
+
+
+@dataclass(kw_only=True)
+class Survey:
+    """What the first pass found in the files of one split.
+
+    Attributes:
+        hashes: one a good row in reading order, of the row's content and the seed: equal rows, equal hashes.
+        sources: the source's number of each good row.
+        read: rows read, bad and empty ones too.
+        empty: well-formed rows without anything to learn from.
+    """
+
+    hashes: array[int] = field(default_factory=lambda: array("Q"))
+    sources: array[int] = field(default_factory=lambda: array("H"))
+    read: int = 0
+    empty: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    unused: set[str] = field(default_factory=set)
+
+
+def survey_rows(
+    split: str,
+    sources: tuple[SourceFiles, ...],
+    columns: Mapping[str, str],
+    seed: int,
+    rejects: Rejects,
+    tick: Callable[[int], None],
+) -> Survey:
+    """Read every row of a split once.
+
+    Args:
+        tick: called with the number of rows read so far.
+
+    Raises:
+        DataError: a file cannot be read, or there is no row at all.
+    """
+    survey = Survey()
+    key = blake2b(str(seed).encode(), digest_size=16).digest()
+    for row in each_row(sources, columns, survey.unused):
+        survey.read += 1
+        if survey.read % 1000 == 0:
+            tick(survey.read)
+        if isinstance(row, BadRow):
+            rejects.add(split, row)
+            continue
+        survey.formats[row.format] += 1
+        if is_blank(row.body):
+            survey.empty += 1
+            continue
+        survey.hashes.append(_hash(row.body, key))
+        survey.sources.append(row.file.source)
+    if not survey.read:
+        files = ", ".join(file.shown for one in sources for file in one.files)
+        raise DataError("0 rows", where=files, fix=f"put rows in it, or name another file under data.{split}")
+    return survey
+
+
+def each_row(sources: tuple[SourceFiles, ...], columns: Mapping[str, str], unused: set[str]) -> Iterator[Row | BadRow]:
+    """Rows of all sources and their files in order."""
+    for source in sources:
+        for file in source.files:
+            yield from read_rows(file, columns, unused)
+
+
+def _hash(body: Body, key: bytes) -> int:
+    digest = blake2b(digest_size=8, key=key)
+    for text in _texts(body):
+        encoded = text.encode()
+        digest.update(len(encoded).to_bytes(8, "little"))
+        digest.update(encoded)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _texts(body: Body) -> Iterator[str]:
+    if isinstance(body, Chat):
+        for message in body.messages:
+            yield message.role
+            yield message.content
+    elif isinstance(body, Pair):
+        yield from ("", body.plain_prompt, body.completion)
+    else:
+        yield from ("", body.text)
