@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sft_play.cli.options import Options
 from sft_play.config.keys import KEYS, SECTIONS, Key, meanings
 from sft_play.config.not_yet import NOT_YET, NotYet
 from sft_play.config.old_names import OLD_NAMES
@@ -48,7 +48,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make config", description="Every value of a config and where it comes from.")
+    parser = Options(prog="make config", description="Every value of a config and where it comes from.")
     parser.add_argument("--json", action="store_true", help="the same for programs")
     return parser.parse_args(list(argv))
 
@@ -187,7 +187,3 @@ def _origin(origin: Origin) -> dict[str, Any]:
         "value": plain(origin.value),
         "given_as": origin.given_as or None,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))

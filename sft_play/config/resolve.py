@@ -65,7 +65,9 @@ def resolve(
         path=config_path,
         files=read.files,
     )
-    findings = check_rules(resolved, without=draft.wrong | {key.name for key in missing} | read.refused)
+    findings = check_rules(
+        resolved, without=draft.wrong | {key.name for key in missing} | (read.refused - merged.keys())
+    )
     draft.errors += findings.errors
     warnings = _slips(env.slips, resolved.config.run.strict_env, draft.errors)
     if draft.errors:

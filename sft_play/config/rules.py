@@ -240,9 +240,9 @@ def has_training_data(resolved: Resolved) -> Iterator[Finding]:
 
 def run_name_is_a_folder(resolved: Resolved) -> Iterator[Finding]:
     name = resolved.config.run.name
-    if name is not None and not re.fullmatch(r"[^\W_][^/\\\x00-\x1f]*", name):
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         what = f"run.name names a folder inside run.output_dir, and {name!r} cannot"
-        yield Finding(keys=("run.name",), what=what, fix="begin with a letter or digit, and use no slash")
+        yield Finding(keys=("run.name",), what=what, fix="use letters, digits, dots, dashes and underscores")
 
 
 RULES: tuple[Rule, ...] = (

@@ -14,12 +14,13 @@ from sft_play.config.keys import KEYS, SECTIONS, Key
 from sft_play.config.nearest import nearest, spoken
 from sft_play.config.old_names import OLD_NAMES, fit_old_name
 from sft_play.config.origin import Layer, Origin, OriginKind, Setting
-from sft_play.config.suggest import nearest_keys, unknown_key
+from sft_play.config.suggest import meant_keys, unknown_key
 from sft_play.config.values import loosen
 from sft_play.config.yaml_text import MAX_BYTES, Document, Entry, compose
 from sft_play.errors import ConfigError, SftPlayError
 
 MAX_FILES = 64
+_SOURCE_NUMBERS = frozenset({"weight", "max_rows"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ class _File:
             self._set(key, entry, given_as=name)
         else:
             self.errors.append(unknown_key(name, self.place(entry.line)))
-            self._refuse(*nearest_keys(name))
+            self._refuse(*meant_keys(name))
 
     def _refuse(self, *names: str) -> None:
         """Notes keys, or all keys of a section, as written and not taken."""
@@ -198,7 +199,7 @@ class _File:
             self.errors.append(ConfigError(what, where=place, fix="keep one of them"))
             return
         wrong_before = len(self.document.errors)
-        value = self.document.value(entry.node, keep_text=key.type.keeps_text)
+        value = self.document.value(entry.node, keep_text=key.type.keeps_text, numbers=_SOURCE_NUMBERS)
         if len(self.document.errors) > wrong_before:
             self._refuse(key.name)
             return

@@ -32,6 +32,14 @@ def unknown_key(name: str, place: str) -> UnknownKeyError:
     return UnknownKeyError(f"unknown key {name}", where=place, fix=_listing(name.rpartition(".")[0]))
 
 
+def meant_keys(name: str) -> tuple[str, ...]:
+    """The keys or sections that `unknown_key` names for a wrong one."""
+    leaf = name.rpartition(".")[2]
+    if leaf in OLD_NAMES:
+        return (OLD_NAMES[leaf],)
+    return tuple(key.name for key in KEYS.values() if key.leaf == leaf) or nearest_keys(name)
+
+
 def nearest_keys(name: str) -> tuple[str, ...]:
     """The keys or sections nearest to a dotted name, in any section; empty when nothing is near.
 

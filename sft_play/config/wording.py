@@ -47,9 +47,13 @@ def _wrong_source(setting: Setting, index: int, item: Any, problems: Sequence[Ma
     if not isinstance(item, dict):
         return [ConfigError(f"{here} takes a path, a hub id or {{path: ...}}, not {given(item)}", where=place)]
     errors: list[ConfigError] = []
-    for problem in (one for one in mine if "DataSource" in one["loc"]):
+    mine = [one for one in mine if "DataSource" in one["loc"]]
+    unknown = [str(one["loc"][-1]) for one in mine if one["type"] == "extra_forbidden"]
+    for problem in mine:
         name = str(problem["loc"][-1])
         inner = setting.inner_places.get((index, name), place)
+        if problem["type"] == "missing" and any(name in nearest(one, _SOURCE_FIELDS) for one in unknown):
+            continue
         if problem["type"] == "missing":
             errors.append(ConfigError(f"{here} has no {name}", where=place, fix=f"give it {name}: data.jsonl"))
         elif problem["type"] == "extra_forbidden":

@@ -89,11 +89,14 @@ class Document:
         self.complain(node, "a key must be plain text")
         return None
 
-    def value(self, node: Node, *, keep_text: bool = False, depth: int = 0) -> Any:
+    def value(
+        self, node: Node, *, keep_text: bool = False, numbers: frozenset[str] = frozenset(), depth: int = 0
+    ) -> Any:
         """The plain value of a node; None where it is refused, which then stands in `errors`.
 
         Args:
-            keep_text: leave scalars that look like numbers or dates as they are written.
+            keep_text: leave scalars that look like numbers as they are written.
+            numbers: keys of mappings in it whose values are numbers all the same.
         """
         if not self._count(node):
             return None
@@ -104,10 +107,12 @@ class Document:
             self.complain(node, f"the tag {node.tag} is not allowed", "write a plain value")
             return None
         if isinstance(node, SequenceNode):
-            return [self.value(item, keep_text=keep_text, depth=depth + 1) for item in node.value]
+            return [self.value(item, keep_text=keep_text, numbers=numbers, depth=depth + 1) for item in node.value]
         if isinstance(node, MappingNode):
-            pairs = self.entries(node)
-            return {one.key: self.value(one.node, keep_text=keep_text, depth=depth + 1) for one in pairs}
+            return {
+                one.key: self.value(one.node, keep_text=keep_text and one.key not in numbers, depth=depth + 1)
+                for one in self.entries(node)
+            }
         return self._scalar(node, keep_text)
 
     def _scalar(self, node: Node, keep_text: bool) -> Any:
