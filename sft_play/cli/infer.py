@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sft_play.cli.options import Options, positive
 from sft_play.errors import DataError, ModelError, UsageError
 from sft_play.facts.accelerator import probe_gpus
 from sft_play.facts.locate import locate_model
@@ -45,12 +46,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options that ARGS may hold."""
-    result = argparse.ArgumentParser(prog="make infer", description=__doc__)
+    result = Options(prog="make infer", description=__doc__)
     result.add_argument("--prompt", help="one question")
     result.add_argument("--file", type=Path, help="a text file, one prompt a line, or JSONL with prompt or messages")
     result.add_argument("--system", help="system message put before every prompt")
     result.add_argument("--compare", action="store_true", help="answer without the adapter too")
-    result.add_argument("--max-new-tokens", type=_positive, default=256)
+    result.add_argument("--max-new-tokens", type=positive, default=256)
     result.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
     result.add_argument("--top-p", type=float, default=1.0)
     result.add_argument("--seed", type=int, help="seed of sampling")
@@ -167,10 +168,3 @@ def chat(speaker: Any, sampling: Any, system: str | None) -> int:
             print(piece, end="", flush=True)
         print()
         history.append({"role": "assistant", "content": "".join(pieces).strip()})
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sft_play.cli.options import Options
 from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
@@ -19,7 +19,7 @@ from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import make_plan
 from sft_play.plan.disk import estimate_run_bytes
-from sft_play.record.checkpoints import newest_good, newest_first
+from sft_play.record.checkpoints import newest_first, newest_good
 from sft_play.record.run_dir import RunDir, config_hash, locked, run_name
 from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         SftPlayError: anything that is wrong before the worker starts; the worker's own errors are printed
             and given as the exit code.
     """
-    argparse.ArgumentParser(prog="make train", description=__doc__).parse_args(argv)
+    Options(prog="make train", description=__doc__).parse_args(argv)
     resolved = resolve(config_path(environ), environ)
     refuse_unavailable(resolved)
     announce(resolved)

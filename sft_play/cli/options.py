@@ -1,0 +1,24 @@
+"""Options of a command: argparse, with its errors as one line like all others."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from sft_play.errors import UsageError
+
+
+class Options(argparse.ArgumentParser):
+    """An ArgumentParser that raises instead of printing its usage and leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises: UsageError."""
+        raise UsageError(message, where="ARGS", fix=f"{self.prog} ARGS=--help lists the options")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for `type=`."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
