@@ -314,7 +314,7 @@ def _text(fields: Mapping[str, Any], key: str, where: str = "") -> str:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise _Problem(where, f"not UTF-8 text: a lone surrogate at character {error.start + 1}") from None
+            raise _Problem(where, f"not UTF-8 text at character {error.start + 1}") from None
     return value
 
 

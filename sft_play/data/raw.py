@@ -108,7 +108,7 @@ def _read_jsonl(file: DataFile, stream: IO[bytes]) -> Iterator[RawRow | BadRow]:
 
 def _bad_json(file: DataFile, line: int, error: Exception, raw: bytes, cut_off: bool) -> BadRow:
     reason = _json_reason(error)
-    if cut_off and isinstance(error, json.JSONDecodeError):
+    if cut_off and isinstance(error, json.JSONDecodeError) and error.msg != "Extra data":
         reason = "the last line is cut off"
     beginning = beginning_of(raw.decode("utf-8", errors="backslashreplace"))
     return BadRow(shown=file.shown, line=line, field="", reason=reason, beginning=beginning)
@@ -118,10 +118,12 @@ def _json_reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
     if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error.msg[0].lower() + error.msg[1:]} at column {error.colno}"
+        what = error.msg.removesuffix(" at")
+        return f"not JSON: {what[0].lower() + what[1:]} at column {error.colno}"
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    return str(error) if isinstance(error, _RefusedJson) else f"not JSON: {error}"
+    # The one other ValueError is that of an integer beyond Python's limit of digits.
+    return str(error) if isinstance(error, _RefusedJson) else "a number has too many digits"
 
 
 def _object_row(file: DataFile, line: int, value: object) -> RawRow | BadRow:

@@ -17,11 +17,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 _LESSONS = (
     "The user asks a question and the assistant answers it in a few words.",
     "What does os.path.join do? It joins one or more path segments.",
+    "Blank lines\n\n\nand more\n\n\n  of them",
     "Hello world, this is a test. assistant user system model question answer",
 )
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CHATML_GENERATION = (
