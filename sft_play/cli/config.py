@@ -170,7 +170,7 @@ def describe_key(resolved: Resolved, name: str) -> dict[str, Any]:
         "value": None if origin.kind is OriginKind.MISSING else plain(value),
         "meaning": meanings()[name],
         "type": key.type.words,
-        "choices": list(key.type.choices),
+        "choices": [*key.type.choices, *key.type.item_choices],
         "required": key.required,
         "default": plain(key.default),
         "variable": key.variable,

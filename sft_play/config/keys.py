@@ -24,11 +24,13 @@ from sft_play.config.schema import Config, DataSource, Section
 class ValueType:
     """What a key accepts.
 
-    `choices` are the fixed words and numbers; `words` says all of it to a person.
+    `choices` are the fixed words and numbers, `item_choices` those of a list's items; `words` says all of it
+    to a person.
     """
 
     words: str
     choices: tuple[str | int, ...] = ()
+    item_choices: tuple[str | int, ...] = ()
     nullable: bool = False
     number: bool = False
     boolean: bool = False
@@ -94,7 +96,7 @@ def _type_of(hint: Any, metadata: tuple[Any, ...] = ()) -> ValueType:
         if item.sources:
             return replace(item, words="a list of texts or of {path, weight, format, max_rows}")
         words = f"a list of {_plural(item.words)}"
-        return replace(item, words=words, listed=True)
+        return replace(item, words=words, listed=True, choices=(), item_choices=item.choices)
     if origin is dict:
         return ValueType(words="a mapping of text to text", mapping=True, text=True)
     if hint is type(None):
@@ -127,6 +129,7 @@ def _union(parts: list[ValueType]) -> ValueType:
     return ValueType(
         words=words,
         choices=tuple(choice for part in parts for choice in part.choices),
+        item_choices=tuple(choice for part in parts for choice in part.item_choices),
         nullable=any(part.nullable for part in parts),
         number=any(part.number for part in parts),
         boolean=any(part.boolean for part in parts),

@@ -35,15 +35,12 @@ def tolerance(name: str) -> int:
 def nearest(name: str, candidates: Iterable[str], limit: int | None = None) -> tuple[str, ...]:
     """The candidates closest to `name`, all that tie; empty when none is within `limit` (default `tolerance`)."""
     limit = tolerance(name) if limit is None else limit
-    best: list[str] = []
-    for candidate in candidates:
-        distance = edit_distance(name, candidate, limit)
-        if distance > limit:
-            continue
-        if distance < limit:
-            best, limit = [], distance
-        best.append(candidate)
-    return tuple(dict.fromkeys(best))
+    known = tuple(dict.fromkeys(candidates))
+    for distance in range(limit + 1):  # most slips are one edit, and a low limit ends a comparison early
+        found = tuple(one for one in known if edit_distance(name, one, distance) == distance)
+        if found:
+            return found
+    return ()
 
 
 def spoken(names: Iterable[str], most: int = 3) -> str:

@@ -73,6 +73,9 @@ class _Reader:
 
     def read(self, path: Path, *, kind: OriginKind, chain: tuple[Path, ...], said_at: str) -> None:
         """Reads one file after the files that it includes. `said_at` is where its name was given."""
+        if "\0" in str(path):
+            self.errors.append(ConfigError("a path cannot hold a NUL byte", where=said_at.replace("\0", "?")))
+            return
         identity = Path(os.path.realpath(path))
         if identity in (Path(os.path.realpath(one)) for one in chain):
             names = " -> ".join(str(one) for one in (*chain, path))

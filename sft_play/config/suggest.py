@@ -17,12 +17,14 @@ def unknown_key(name: str, place: str) -> UnknownKeyError:
     leaf = name.rpartition(".")[2]
     if leaf in ADVICE:
         return UnknownKeyError(f"unknown key {name}", where=place, fix=ADVICE[leaf])
-    if leaf in OLD_NAMES:
-        return UnknownKeyError(f"unknown key {name}: `{leaf}` is {OLD_NAMES[leaf]} here", where=place)
     homes = [key.section for key in KEYS.values() if key.leaf == leaf]
     if homes:
         under = " or ".join(f"`{home}`" for home in homes)
-        return UnknownKeyError(f"unknown key {name}: `{leaf}` belongs under {under}", where=place)
+        beside = spoken(nearest(name, (key.name for key in KEYS.values() if len(leaf) > 2), 1))
+        also = f", and {beside}" if beside else ""
+        return UnknownKeyError(f"unknown key {name}: `{leaf}` belongs under {under}{also}", where=place)
+    if leaf in OLD_NAMES:
+        return UnknownKeyError(f"unknown key {name}: `{leaf}` is {OLD_NAMES[leaf]} here", where=place)
     guess = nearest_keys(name)
     if guess:
         return UnknownKeyError(f"unknown key {name}, {spoken(guess)}", where=place)
@@ -35,9 +37,8 @@ def unknown_key(name: str, place: str) -> UnknownKeyError:
 def meant_keys(name: str) -> tuple[str, ...]:
     """The keys or sections that `unknown_key` names for a wrong one."""
     leaf = name.rpartition(".")[2]
-    if leaf in OLD_NAMES:
-        return (OLD_NAMES[leaf],)
-    return tuple(key.name for key in KEYS.values() if key.leaf == leaf) or nearest_keys(name)
+    homes = tuple(key.name for key in KEYS.values() if key.leaf == leaf)
+    return homes or ((OLD_NAMES[leaf],) if leaf in OLD_NAMES else nearest_keys(name))
 
 
 def nearest_keys(name: str) -> tuple[str, ...]:

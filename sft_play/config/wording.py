@@ -81,9 +81,11 @@ def given(value: Any) -> str:
 
 
 def _nearest_choice(key: Key, value: Any) -> str:
-    if not isinstance(value, str) or not key.type.choices:
+    words = [str(choice) for choice in (*key.type.choices, *key.type.item_choices)]
+    if isinstance(value, list) and words:
+        value = next((item for item in value if item not in words), None)
+    if not isinstance(value, str) or not words:
         return ""
-    words = [str(choice) for choice in key.type.choices]
     near = nearest(value.lower(), words)
     if not near:
         near = tuple(word for word in words if len(value) > 2 and (word in value.lower() or value.lower() in word))
