@@ -96,36 +96,33 @@ def read_entry(cache_dir: Path, key: str) -> Entry | None:
 
 
 def reason_of_miss(cache_dir: Path, key: str, parts: Parts) -> str:
-    """Why there is no entry: what differs from the entry made last."""
+    """Why there is no entry: what differs from the entry that is most like it."""
     if (cache_dir / key[:32]).exists():
         return "the entry is damaged"
-    last = _newest_parts(cache_dir)
-    if last is None:
-        return "nothing is prepared yet"
     now: Parts = json.loads(json.dumps(parts))
-    return _difference(last, now) or "other data"
+    differences = sorted((_differences(before, now) for before in _earlier_parts(cache_dir)), key=len)
+    if not differences:
+        return "nothing is prepared yet"
+    return ", ".join(differences[0]) or "other data"
 
 
-def _difference(last: Parts, now: Parts) -> str:
-    changed = []
-    for name in sorted(last.keys() | now.keys()):
-        before, after = last.get(name), now.get(name)
-        if before == after:
-            continue
-        simple = all(isinstance(value, str | int | None) and len(str(value)) < 40 for value in (before, after))
-        changed.append(f"{name} {before} -> {after}" if simple else f"{name} changed")
-    return ", ".join(changed)
+def _differences(before: Parts, now: Parts) -> list[str]:
+    return [_difference(name, before.get(name), now.get(name)) for name in now if before.get(name) != now[name]]
 
 
-def _newest_parts(cache_dir: Path) -> Parts | None:
-    manifests = sorted(cache_dir.glob(f"*/{MANIFEST}"), key=lambda file: file.stat().st_mtime_ns)
-    for file in reversed(manifests):
+def _difference(name: str, before: object, now: object) -> str:
+    short = all(isinstance(value, str | int | None) and len(str(value)) < 40 for value in (before, now))
+    return f"{name} {before} -> {now}" if short else f"{name} changed"
+
+
+def _earlier_parts(cache_dir: Path) -> Iterator[Parts]:
+    for file in sorted(cache_dir.glob(f"*/{MANIFEST}")):
         try:
             parts = json.loads(file.read_text(encoding="utf-8"))["parts"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        return parts if isinstance(parts, dict) else None
-    return None
+        if isinstance(parts, dict):
+            yield parts
 
 
 @contextmanager

@@ -54,12 +54,15 @@ class Renderer:
     Args:
         tokenizer: its template is probed at the first chat row.
         loss_on: `assistant`, `last`, `all` or `flags`.
+
+    Attributes:
+        probed: whether a chat row was rendered, so that the template is known to be of use.
     """
 
     def __init__(self, tokenizer: TextTokenizer, loss_on: str) -> None:
         self._tokenizer = tokenizer
         self._loss_on = loss_on
-        self._probed = False
+        self.probed = False
         markers = "|".join(map(re.escape, tokenizer.markers)) or "(?!)"
         self._closing = re.compile(rf"\s*(?:{markers})")
 
@@ -84,7 +87,7 @@ class Renderer:
 
     def _chat(self, messages: Sequence[Message]) -> Rendered:
         template = self._tokenizer.need_template()
-        if not self._probed:
+        if not self.probed:
             self._probe(template)
         return self._mask(template, messages)
 
@@ -136,7 +139,7 @@ class Renderer:
 
     def _probe(self, template: ChatTemplate) -> None:
         """One conversation that every chat template takes, so that its faults are told once and not for every row."""
-        self._probed = True
+        self.probed = True
         try:
             self._mask(template, _PROBE)
         except RowRefused as refused:

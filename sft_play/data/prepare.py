@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sft_play.config.schema import Config, Sources
 from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entry, read_entry, reason_of_miss
-from sft_play.data.encode import Encoded, encode_rows, plain_layout
+from sft_play.data.encode import Encoded, encode_rows, plain_layout, prompts_agree
 from sft_play.data.formats import Row, check_columns, is_blank
 from sft_play.data.mask import Rendered, Renderer, RowRefused
 from sft_play.data.select import Goes, carved_shares, choose_destinations
@@ -158,6 +158,8 @@ class _Preparation:
             self._tokenise(name, survey, self._destinations(name, survey), formats)
         for writer in self._writers.values():
             writer.close()
+        if self._renderer.probed and not prompts_agree(self._tokenizer):
+            self._say("data: careful: the prompt's last token is another one when the answer follows than at inference")
         read = sum(survey.read for survey in surveys.values())
         self._rejects.refuse(read)
         self._overlong.refuse(read)

@@ -234,7 +234,12 @@ def _read_csv(file: DataFile, stream: IO[bytes]) -> Iterator[RawRow | BadRow]:
     # Bytes that are not UTF-8 become lone surrogates, so the row that holds them can be named and reading goes on.
     text = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
-    header = next(reader, None)
+    try:
+        header = next(reader, None)
+    except csv.Error as error:
+        raise DataError(
+            f"the header is not CSV: {error}", where=f"{file.shown}:1", fix="write the file again"
+        ) from error
     if header is None:
         return
     if len(set(header)) != len(header):

@@ -230,6 +230,7 @@ def test_faults_of_other_files(tmp_path: Path, name: str, content: bytes, expect
         ("rows.jsonl", b"\xff\xfe" + GOOD, "the file is UTF-16 -> save it as UTF-8"),
         ("rows.json", b'{\n"data": []}', "the file is neither a JSON list of rows nor one row a line"),
         ("rows.csv", b"prompt,prompt\na,b", "a column name stands twice in the header -> rename one"),
+        ("rows.csv", b'"prompt', "the header is not CSV: unexpected end of data"),
         ("rows.jsonl.gz", b"junk", "damaged gzip file"),
         ("rows.jsonl.gz", gzip.compress(GOOD * 999)[:20], "damaged gzip file"),
         ("rows.parquet", b"junk", "not a Parquet file"),

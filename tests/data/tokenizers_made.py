@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 _LESSONS = (
     "The user asks a question and the assistant answers it in a few words.",
@@ -68,6 +68,8 @@ class Style:
     end_of_turn: str
     writes_bos: bool = False
     takes_system: bool = True
+    pattern: str | None = None
+    """How text is split before merging; by default GPT-2's way."""
 
 
 STYLES = {
@@ -83,6 +85,7 @@ STYLES = {
         tokens=("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
         bos="<|begin_of_text|>", eos="<|eot_id|>", pad="<|end_of_text|>", template=LLAMA3, end_of_turn="<|eot_id|>",
         writes_bos=True,
+        pattern=r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
     "gemma": Style(
         tokens=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "\n\n"),
@@ -122,9 +125,16 @@ def make_tokenizer(name: str, parent: Path, *, template: str | None = None) -> P
     return folder
 
 
+def _splitting(style: Style) -> pre_tokenizers.PreTokenizer:
+    if style.pattern is None:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Split(Regex(style.pattern), "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def _train(style: Style) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = _splitting(style)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=400,
