@@ -245,5 +245,5 @@ def test_what_setup_wrote_stands_between_default_and_file(resolve_text: ResolveT
     assert resolved.config.dist.gpus == (0, 1)
     assert resolved.origins["dist.gpus"].kind is OriginKind.SETUP
     assert [one.value for one in resolved.origins["train.seed"].overrode] == [5, 42]
-    with pytest.raises(UnknownKeyError, match="nearest is dist.gpus"):
+    with pytest.raises(UnknownKeyError, match=r"nearest is dist\.gpus"):
         read_mapping({"dist.gpu": 1}, where="setup")
