@@ -1,20 +1,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from written import BASE, ErrorLines, ResolveText
 
 from sft_play.config.origin import Resolved
 from sft_play.config.resolve import resolve
 from sft_play.errors import SftPlayError
-
-BASE = "model: {name: some/model}\ndata: {train: a.jsonl, validation: b.jsonl}\n"
-"""The first two lines of a config that needs nothing more."""
-
-ResolveText = Callable[..., Resolved]
-ErrorLines = Callable[..., list[str]]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import BASE
+from written import BASE
 
 from sft_play.cli.config import main
 from sft_play.config.keys import KEYS, SECTIONS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import ErrorLines, ResolveText
 from hypothesis import given
 from hypothesis import strategies as st
+from written import ErrorLines, ResolveText
 
 from sft_play.config.environment import read_environment
 from sft_play.config.keys import KEYS, VARIABLE_ALIASES

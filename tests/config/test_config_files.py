@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import BASE, ErrorLines, ResolveText
+from written import BASE, ErrorLines, ResolveText
 
 from sft_play.config.keys import KEYS
 from sft_play.config.old_names import OLD_NAMES

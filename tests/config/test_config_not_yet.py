@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ResolveText
+from written import ResolveText
 
 from sft_play.config.keys import KEYS
 from sft_play.config.not_yet import NOT_YET, NotYet, unavailable

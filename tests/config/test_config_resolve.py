@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import BASE, ErrorLines, ResolveText
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written import BASE, ErrorLines, ResolveText
 
 from sft_play.config.dump import render_config
 from sft_play.config.keys import KEYS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ErrorLines, ResolveText
+from written import ErrorLines, ResolveText
 
 from sft_play.config import dist_rules, rules
 from sft_play.config.rules import RULES
