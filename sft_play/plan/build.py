@@ -91,38 +91,43 @@ def choose_device(config: Config, gpus: Sequence[Accelerator]) -> Accelerator:
 def solve_batch(config: Config, *, world_size: int) -> tuple[int, int, str]:
     """(micro-batch, accumulation, the arithmetic in words); their product with `world_size` is the global batch.
 
+    A global batch that the config states is met exactly; the default one is met as nearly as the rest allows.
+
     Raises:
         ConfigError: what is fixed does not divide the global batch.
     """
-    micro, accum, wanted = config.train.batch_size, config.train.grad_accum, config.train.global_batch_size
-    if micro != "auto" and accum != "auto":
-        total, why = micro * accum * world_size, "as configured"
-        if wanted not in (None, total):
-            raise ConfigError(
-                f"batch_size {micro} x grad_accum {accum} x {world_size} = {total}, not {wanted}",
-                where="train.global_batch_size",
-                fix="set one of the three to auto",
-            )
-        return micro, accum, f"batch {micro} x {accum} x {world_size} = {total}, {why}"
-    total = wanted or DEFAULT_GLOBAL_BATCH
-    why = "global_batch_size" if wanted else "default global batch"
-    if micro == "auto":
-        rows, remainder = divmod(total, world_size * (1 if accum == "auto" else accum))
-        micro = rows if accum != "auto" else _largest_divisor(rows, DEFAULT_MICRO_BATCH)
-    else:
-        rows, remainder = divmod(total, world_size)
-    if not wanted and accum == "auto" and micro * world_size >= total:
-        total, why, rows, remainder = micro * world_size, "one micro-batch a step", micro, 0
-    if accum == "auto":
-        accum, rest = divmod(rows, micro)
-        remainder = remainder or rest
-    if remainder or not micro or not accum:
+    train = config.train
+    stated = train.global_batch_size
+    total = stated or DEFAULT_GLOBAL_BATCH
+    rows, rest = divmod(total, world_size)
+    exact = [
+        (m, a) for m in _choices(train.batch_size, rows) for a in _choices(train.grad_accum, rows) if m * a == rows
+    ]
+    small = [pair for pair in exact if pair[0] <= DEFAULT_MICRO_BATCH]
+    if small and not rest:
+        micro, accum = max(small)
+    elif stated and exact and not rest:
+        micro, accum = min(exact)
+    elif stated:
         raise ConfigError(
-            f"a global batch of {total} is not batch_size x grad_accum x {world_size} for the values given",
+            f"{stated} is not batch_size {train.batch_size} x grad_accum {train.grad_accum} x {world_size}",
             where="train.global_batch_size",
-            fix="choose a multiple, or leave batch_size and grad_accum at auto",
+            fix="choose a multiple, or leave batch_size or grad_accum at auto",
         )
-    return micro, accum, f"batch {micro} x {accum} x {world_size} = {total} ({why})"
+    else:
+        fixed_accum = 1 if train.grad_accum == "auto" else train.grad_accum
+        room = max(1, min(DEFAULT_MICRO_BATCH, rows // fixed_accum))
+        micro = room if train.batch_size == "auto" else train.batch_size
+        accum = max(1, rows // micro) if train.grad_accum == "auto" else train.grad_accum
+    why = "as asked" if stated else "default" if micro * accum * world_size == total else "as configured"
+    return micro, accum, f"global batch {micro * accum * world_size} = {micro} x {accum} x {world_size} ({why})"
+
+
+def _choices(value: int | str, rows: int) -> list[int]:
+    """A fixed value, or under `auto` every divisor of the rows that one rank takes in a step."""
+    if isinstance(value, int):
+        return [value]
+    return [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
 
 
 def choose_dtype(config: Config, device: Accelerator) -> tuple[str, str]:
@@ -177,7 +182,3 @@ def _choose_optimizer(config: Config, device: Accelerator) -> str:
     if asked == "auto":
         return "adamw_torch_fused" if device.kind == "cuda" else "adamw_torch"
     return asked
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return next(divisor for divisor in range(min(limit, number), 0, -1) if number % divisor == 0)

@@ -1,0 +1,108 @@
+"""What is refused before a model is loaded: one line, the right code, no traceback."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import Workplace
+
+
+def refused(workplace: Workplace, code: int, *parts: str, **variables: str) -> str:
+    done = workplace.train(**variables)
+    assert done.code == code, done.out + done.err
+    assert len(done.error_lines) == 1, done.err
+    assert "Traceback" not in done.out + done.err
+    assert "loading" not in done.out
+    for part in parts:
+        assert part in done.error_lines[0]
+    return done.error_lines[0]
+
+
+def test_config_missing(workplace: Workplace) -> None:
+    refused(workplace, 2, "CONFIG is missing", CONFIG="")
+    refused(workplace, 2, "nowhere.yaml", CONFIG="nowhere.yaml")
+
+
+def test_a_model_that_is_nowhere(workplace: Workplace) -> None:
+    refused(workplace, 2, "no folder ./nope", MODEL_NAME="./nope")
+    refused(workplace, 4, "owner/nope is not on this disk", MODEL_NAME="owner/nope")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"abc"), "model.safetensors is cut off"),
+        (lambda folder: cut(folder / "model.safetensors"), "where its header promises"),
+    ],
+)
+def test_an_incomplete_model_folder(workplace: Workplace, tmp_path: Path, damage, said: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workplace.model, copy)
+    damage(copy)
+    refused(workplace, 2, said, MODEL_NAME=str(copy))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def test_a_gpu_that_is_not_there(workplace: Workplace) -> None:
+    refused(workplace, 4, "dist.gpus", "no GPU is seen", DIST_GPUS="1")
+
+
+def test_precisions_the_cpu_lacks(workplace: Workplace) -> None:
+    refused(workplace, 2, "train.fp16", "needs a GPU", TRAIN_FP16="true")
+    refused(workplace, 2, "model.attention", "needs a GPU", MODEL_ATTENTION="flash_attention_2")
+    refused(workplace, 2, "train.optim", "needs a GPU", TRAIN_OPTIM="paged_adamw_8bit")
+
+
+def test_a_batch_that_does_not_divide(workplace: Workplace) -> None:
+    refused(workplace, 2, "train.global_batch_size", TRAIN_GLOBAL_BATCH_SIZE="10")
+
+
+def test_a_file_where_the_run_should_be(workplace: Workplace) -> None:
+    (workplace.path / "taken").write_text("")
+    refused(workplace, 4, "taken", RUN_OUTPUT_DIR="taken")
+
+
+def test_a_foreign_folder_is_never_taken_over(workplace: Workplace) -> None:
+    precious = workplace.path / "runs/tiny/precious.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("mine")
+    refused(workplace, 4, "no run of sft-play")
+    assert precious.read_text() == "mine"
+
+
+def test_data_that_is_not_there_or_empty(workplace: Workplace) -> None:
+    refused(workplace, 2, "absent.jsonl", DATA_TRAIN="absent.jsonl")
+    (workplace.path / "empty.jsonl").write_text("")
+    refused(workplace, 2, "empty.jsonl", DATA_TRAIN="empty.jsonl")
+
+
+def test_must_resume_and_cannot(workplace: Workplace) -> None:
+    refused(workplace, 3, "there is no checkpoint", RUN_RESUME="must")
+
+
+def test_a_target_module_that_the_model_lacks(workplace: Workplace) -> None:
+    done = workplace.train(TUNING_LORA_TARGET_MODULES="q_porj")
+    assert done.code == 2
+    assert "q_proj" in done.error_lines[0]
+    assert "Traceback" not in done.out + done.err
+
+
+def test_weights_that_config_json_does_not_describe(workplace: Workplace, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workplace.model, copy)
+    config = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    done = workplace.train(MODEL_NAME=str(copy))
+    assert done.code == 2, done.out + done.err
+    assert "missing keys" in done.error_lines[0]
+    assert "Traceback" not in done.out + done.err
