@@ -189,19 +189,29 @@ class _Preparation:
         own.dropped[DropReason.NOT_SAMPLED] += destinations.count(Goes.NOWHERE)
         wanted = len(destinations) - destinations.count(Goes.NOWHERE)
         ticker, done = _Ticker(self._say, f"tokenising {name}", wanted), 0
-        for chunk in _chunks(self._wanted_rows(name, destinations)):
+        for chunk in _chunks(self._wanted_rows(name, survey, destinations)):
             for goes, row in chunk:
                 formats[goes][row.format] += 1
             self._encode_chunk(chunk)
             done += len(chunk)
             ticker(done)
 
-    def _wanted_rows(self, name: str, destinations: bytearray) -> Iterator[tuple[Goes, Row]]:
-        rows = each_row(self._sources[name], self._config.data.columns, set())
-        good = (row for row in rows if isinstance(row, Row) and not is_blank(row.body))
-        for destination, row in zip(destinations, good, strict=True):
+    def _wanted_rows(self, name: str, survey: Survey, destinations: bytearray) -> Iterator[tuple[Goes, Row]]:
+        rows = self._read_again(name) if survey.kept is None else iter(survey.kept)
+        for destination in destinations:
+            row = next(rows, None)
+            if row is None:
+                break
             if destination != Goes.NOWHERE:
                 yield Goes(destination), row
+        else:
+            if next(rows, None) is None:
+                return
+        raise DataError("a file changed while it was read", where=f"data.{name}", fix="start again when it is complete")
+
+    def _read_again(self, name: str) -> Iterator[Row]:
+        rows = each_row(self._sources[name], self._config.data.columns, set())
+        return (row for row in rows if isinstance(row, Row) and not is_blank(row.body))
 
     def _encode_chunk(self, chunk: list[tuple[Goes, Row]]) -> None:
         rendered: list[Rendered] = []

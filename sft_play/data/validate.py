@@ -13,10 +13,13 @@ from typing import Literal
 
 from sft_play.data.formats import Body, Chat, Pair, Row, is_blank, read_rows
 from sft_play.data.raw import BadRow
-from sft_play.data.sources import SourceFiles
+from sft_play.data.sources import FileKind, SourceFiles
 from sft_play.errors import DataError, SeveralErrors, SftPlayError
 
 REPORTED_ROWS = 20
+KEPT_BYTES = 64 << 20
+"""Files up to this size together are read once and held; larger ones are read again to be tokenised."""
+_PACKED_FACTOR = 8
 
 
 class Rejects:
@@ -71,6 +74,7 @@ class Survey:
         sources: the source's number of each good row.
         read: rows read, bad and empty ones too.
         empty: well-formed rows without anything to learn from.
+        kept: the good rows themselves, where the files are small enough to hold them; else None.
     """
 
     hashes: array[int] = field(default_factory=lambda: array("Q"))
@@ -79,6 +83,7 @@ class Survey:
     empty: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     unused: set[str] = field(default_factory=set)
+    kept: list[Row] | None = None
 
 
 def survey_rows(
@@ -97,7 +102,7 @@ def survey_rows(
     Raises:
         DataError: a file cannot be read, or there is no row at all.
     """
-    survey = Survey()
+    survey = Survey(kept=[] if _total_bytes(sources) <= KEPT_BYTES else None)
     key = blake2b(str(seed).encode(), digest_size=16).digest()
     for row in each_row(sources, columns, survey.unused):
         survey.read += 1
@@ -112,6 +117,8 @@ def survey_rows(
             continue
         survey.hashes.append(_hash(row.body, key))
         survey.sources.append(row.file.source)
+        if survey.kept is not None:
+            survey.kept.append(row)
     if not survey.read:
         files = ", ".join(file.shown for one in sources for file in one.files)
         raise DataError("0 rows", where=files, fix=f"put rows in it, or name another file under data.{split}")
@@ -123,6 +130,12 @@ def each_row(sources: tuple[SourceFiles, ...], columns: Mapping[str, str], unuse
     for source in sources:
         for file in source.files:
             yield from read_rows(file, columns, unused)
+
+
+def _total_bytes(sources: tuple[SourceFiles, ...]) -> int:
+    files = [file for source in sources for file in source.files]
+    packed = {True: _PACKED_FACTOR, False: 1}
+    return sum(file.path.stat().st_size * packed[file.gzipped or file.kind is FileKind.PARQUET] for file in files)
 
 
 def _hash(body: Body, key: bytes) -> int:

@@ -410,3 +410,18 @@ def test_rows_as_alike_as_their_format(bench: Bench) -> None:
         bench.write(form)
         found.append(read(bench.prepare()))
     assert all(rows == found[0] for rows in found)
+
+
+def test_large_files_are_read_twice_to_the_same_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.rows(100)
+    held = bench.prepare(split={"validation": 0.1}, max_rows=50)
+    shutil.rmtree(bench.cache)
+    monkeypatch.setattr("sft_play.data.validate.KEPT_BYTES", 0)
+    assert bench.prepare(split={"validation": 0.1}, max_rows=50).facts == held.facts
+
+    def grow(line: str) -> None:
+        if "rows read" in line:
+            bench.train.write_text(bench.train.read_text() * 2)
+
+    with pytest.raises(DataError, match="a file changed while it was read"):
+        prepare(bench.config(), bench.tokenizer, bench.cache, grow)
