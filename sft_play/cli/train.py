@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.options import Options
+from sft_play.config.dump import render_config
 from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
@@ -48,7 +49,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         for reason in plan.reasons:
             say(reason)
         stamp = make_stamp(config, plan, prepared.facts.fingerprint)
-        inputs = WorkerInputs(model_path=model.path, splits=prepared.splits, stamp=stamp, resume_from=start_from)
+        inputs = WorkerInputs(
+            model_path=model.path,
+            splits=prepared.splits,
+            stamp=stamp,
+            config_yaml=render_config(resolved),
+            resume_from=start_from,
+        )
         code, lines = execute(launch_spec(config, plan, run, inputs), run, environ)
         for line in lines:
             print(f"error: {line}", file=sys.stderr)

@@ -90,7 +90,7 @@ NOT_YET: tuple[NotYet, ...] = (
         NotYet(key=f"data.{name}", when=_weighted, words="a weight other than 1", instead="leave the weights out")
         for name in ("train", "validation", "test")
     ),
-    NotYet(key="train.loss", values=("fused",)),
+    NotYet(key="train.loss", values=("full", "fused")),
     NotYet(key="train.on_spike", values=("skip",)),
     NotYet(
         key="train.metric_for_best_model",

@@ -30,6 +30,7 @@ class WorkerInputs:
     model_path: Path
     splits: Mapping[str, Path]
     stamp: Mapping[str, Any]
+    config_yaml: str
     resume_from: Path | None = None
 
 
@@ -51,5 +52,5 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs) -
     return LaunchSpec(
         argv=(sys.executable, "-m", "sft_play.runtime.worker", str(run.run_json)),
         environment=environment,
-        files={run.run_json: json.dumps(run_json, indent=2) + "\n"},
+        files={run.run_json: json.dumps(run_json, indent=2) + "\n", run.config_yaml: inputs.config_yaml},
     )

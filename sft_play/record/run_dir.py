@@ -33,6 +33,10 @@ class RunDir:
         return self.path / "run.json"
 
     @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
     def log(self) -> Path:
         return self.path / "run.log"
 

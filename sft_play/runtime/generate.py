@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TextIteratorStreamer
 
 from sft_play.errors import DataError, ModelError
-from sft_play.runtime.model import load_tokenizer
+from sft_play.runtime.model import keep_layout, load_tokenizer
 
 Message = dict[str, str]
 # A word that no template contains; what follows it in a rendered answer is the template's way to end one.
@@ -107,6 +107,7 @@ def load_speaker(model: Path, adapter: Path | None, *, quantization: Any = None,
         device_map={"": 0} if torch.cuda.is_available() else None,
         local_files_only=True,
     )
+    keep_layout(loaded)
     if adapter is not None:
         loaded = PeftModel.from_pretrained(loaded, str(adapter))
     tokenizer = load_tokenizer(adapter or model, None)

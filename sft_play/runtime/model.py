@@ -36,10 +36,21 @@ def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
         output_loading_info=True,
         local_files_only=True,
     )
+    keep_layout(model)
     for kind in ("missing_keys", "mismatched_keys"):
         if found := sorted(str(key) for key in report[kind]):
             raise ModelError(f"{len(found)} {kind.replace('_', ' ')}, first {found[0]}", where=str(path))
     return model
+
+
+def keep_layout(model: torch.nn.Module) -> None:
+    """Stop bitsandbytes from repacking 4-bit weights in place at their first evaluation on an AVX512 CPU.
+
+    Training would go on with another layout and kernel than before, and small shapes fail outright.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:

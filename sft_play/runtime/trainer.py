@@ -64,9 +64,12 @@ class SftPlayTrainer(SFTTrainer):
         return (total / tokens.clamp(min=1)).float(), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """The upstream loop, with the loss averaged over tokens instead of over batches."""
+        """The upstream loop with the loss averaged over tokens, not batches; random state is left as it was."""
         self._evaluated.zero_()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        # Iterating a loader draws a random number; a run that evaluates must train like one that does not.
+        gpus = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         total, tokens = self.accelerator.reduce(self._evaluated.to(self.args.device)).tolist()
         output.metrics[f"{metric_key_prefix}_loss"] = total / max(tokens, 1.0)
         return output

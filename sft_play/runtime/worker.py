@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,18 @@ def as_user_error(error: BaseException, run: RunDir) -> SftPlayError | None:
         return error
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return OutOfMemoryError(f"out of memory ({error})"[:300], where="training step")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if _is_disk_full(error):
         return DiskFullError("the disk is full", where=str(run.path))
     return None
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Python says it by number; torch's and safetensors' writers only in words."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if isinstance(error, OSError):
+        return error.errno in numbers
+    text = str(error)
+    return "inline_container.cc" in text or "iostream error" in text or any(f"os error {n})" in text for n in numbers)
 
 
 def main(run_json: Path) -> int:
@@ -127,6 +137,8 @@ def main(run_json: Path) -> int:
     # If the parent is killed, this process saves and leaves instead of training on unseen (Linux only).
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    # Deprecations of the stack are for whoever upgrades it, not for the user of a run.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     job = read_job(run_json)
