@@ -6,10 +6,12 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from sft_play.errors import ExitCode, SftPlayError, UsageError, exit_code_of
+
+Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
 COMMANDS = {"config": "config", "demo": "demo", "infer": "infer", "train": "train"}
@@ -40,7 +42,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return ExitCode.DONE
 
 
-def find_command(words: Sequence[str]):  # type: ignore[no-untyped-def]
+def find_command(words: Sequence[str]) -> Command:
     """The `main` of the command named by the first word.
 
     Raises:
@@ -51,7 +53,8 @@ def find_command(words: Sequence[str]):  # type: ignore[no-untyped-def]
         what = f"no command {words[0]!r}" if words else "a command is missing"
         known = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
         raise UsageError(what, fix=known)
-    return importlib.import_module(f"sft_play.cli.{COMMANDS[words[0]]}").main
+    command: Command = importlib.import_module(f"sft_play.cli.{COMMANDS[words[0]]}").main
+    return command
 
 
 def _split(text: str) -> list[str]:

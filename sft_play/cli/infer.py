@@ -115,15 +115,15 @@ def read_prompts(options: argparse.Namespace) -> list[list[dict[str, str]]] | No
     return chats
 
 
-def _messages(line: str, where: str) -> list[dict[str, str]]:
+def _messages(line: str, where: str) -> list[Any]:
     if not line.lstrip().startswith("{"):
         return [{"role": "user", "content": line}]
     try:
-        row = json.loads(line)
+        row: Any = json.loads(line)
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", where=where) from error
     if isinstance(row.get("messages"), list) and row["messages"]:
-        turns = row["messages"]
+        turns: list[Any] = row["messages"]
         return turns[:-1] if turns[-1].get("role") == "assistant" else turns
     if isinstance(row.get("prompt"), str):
         return [{"role": "user", "content": row["prompt"]}]

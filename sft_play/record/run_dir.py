@@ -18,8 +18,10 @@ from sft_play.errors import ConfigError, EnvironmentProblem, RunLockedError
 
 MARKER = ".sft-play"
 # What must be the same for two starts to be one run; saving, logging and evaluation are free to change.
-FREE_TRAIN_KEYS = ("logging_", "save_", "eval_", "dataloader_num", "dataloader_pin", "dataloader_pers")
-FREE_TRAIN_KEYS += ("dataloader_prefetch", "predict_", "generation_", "ddp_", "tf32")
+FREE_TRAIN_KEYS = (
+    "logging_", "save_", "eval_", "dataloader_num", "dataloader_pin", "dataloader_pers", "dataloader_prefetch",
+    "predict_", "generation_", "ddp_", "tf32",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

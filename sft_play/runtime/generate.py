@@ -46,7 +46,7 @@ class Speaker:
         """The answer in pieces, as they are generated."""
         prompt = self.prompt_ids(messages).to(self.model.device)
         streamer = TextIteratorStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        choice = {"do_sample": sampling.temperature > 0}
+        choice: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             choice |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         failures: list[BaseException] = []
