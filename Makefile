@@ -39,10 +39,10 @@ infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt
 	@$(SFT_PLAY) infer
 
 test: $(READY) ## Lint, type check and all tests but the long ones
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not slow"
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not slow and not demo"
 
 test-all: $(READY) ## The long matrices too
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu"
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not demo"
 
 bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
 	@.venv/bin/python -m benchmarks.overhead
