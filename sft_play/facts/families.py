@@ -103,6 +103,7 @@ def facts_of_family(config: dict[str, Any], *, name: str) -> ModelFacts:
         tied=c["tie_word_embeddings"],
         max_positions=c["max_position_embeddings"],
         gated_mlp=kind not in _UNGATED,
+        layer_norm=kind in _LAYER_NORM,
         linears=(*_attention(kind, c), *_mlp(kind, c)),
         embedding_parameters=vocab * hidden + positions,
         head_parameters=head_bias if c["tie_word_embeddings"] else vocab * hidden + head_bias,

@@ -54,6 +54,7 @@ class ModelFacts:
         head_parameters: the output matrix and its bias; 0 when tied to the embedding.
         norm_parameters: all norms, the last one included.
         other_parameters: what is none of these, such as a vision tower; never quantised or trained by an adapter.
+        layer_norm: LayerNorm (with bias, run in fp32 by autocast) instead of RMSNorm.
         experts, active_experts: experts a layer and how many of them one token uses; 0 for a dense model.
     """
 
@@ -69,6 +70,7 @@ class ModelFacts:
     tied: bool
     max_positions: int
     gated_mlp: bool
+    layer_norm: bool
     linears: tuple[Linear, ...]
     embedding_parameters: int
     head_parameters: int

@@ -55,6 +55,7 @@ def facts_of_model(model: PreTrainedModel, *, name: str, model_type: str) -> Mod
         tied=tied,
         max_positions=getattr(text, "max_position_embeddings", None) or 0,
         gated_mlp=any("gate" in one.name for one in linears),
+        layer_norm=any(isinstance(module, torch.nn.LayerNorm) for module in model.modules()),
         linears=linears,
         embedding_parameters=embedding,
         head_parameters=head_size,
