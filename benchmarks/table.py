@@ -111,6 +111,7 @@ def _settings(row: dict[str, str], facts: ModelFacts) -> Settings:
         gpus=_whole(row, "gpus"),
         tensor_parallel=tensor_parallel,
         fsdp2=own,
+        expandable_segments=own,  # both libraries' launch commands set it
         offload=Offload.PARAMS if row.get("offload") == "params" else Offload.NONE,
         offload_activations="activations" in row.get("offload", ""),
         **_optimizer(row),  # type: ignore[arg-type]

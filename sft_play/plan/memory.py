@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
-from sft_play.plan import state
-from sft_play.plan.kernels import DEVICE
+from sft_play.plan import allocator, state
 from sft_play.plan.settings import Checkpointing, Loss, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.terms import Phase, Term, terms, total_bytes
@@ -61,15 +60,16 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
     if settings.max_new_tokens:
         phases[Phase.GENERATION] = resting + generation_terms(facts, settings)
     phases[Phase.SAVE] = resting + save_terms(facts, settings)
+    step = total_bytes(optimizer_terms(facts, settings))
     allocated = max(total_bytes(parts) for parts in phases.values())
-    reserved = allocated + cached_bytes(facts, settings, allocated)
-    outside = context_bytes(settings)
+    reserved = allocated + allocator.cached_bytes(facts, settings, step=step)
+    outside = allocator.context_bytes(settings)
     return Estimate(
         phases=phases,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
         device_bytes=reserved + outside,
-        needed_bytes=allocated + outside + unusable_bytes(facts, settings),
+        needed_bytes=allocated + outside + allocator.unusable_bytes(facts, settings),
         host_bytes=round(host_bytes(facts, settings)),
     )
 
@@ -163,33 +163,6 @@ def bucket_bytes(facts: ModelFacts, settings: Settings) -> float:
     if settings.placement in {Placement.ZERO1, Placement.ZERO2, Placement.ZERO3}:
         return 2 * min(trained, ZERO_BUCKET_ELEMENTS) * settings.compute_dtype.bytes
     return 0.0
-
-
-def context_bytes(settings: Settings) -> int:
-    """CUDA context, libraries, and NCCL's buffers with more than one GPU: outside torch's allocator."""
-    communicators = DEVICE.communicator_bytes if settings.gpus > 1 else 0.0
-    return round(DEVICE.context_bytes + communicators)
-
-
-def cached_bytes(facts: ModelFacts, settings: Settings, allocated: int) -> int:
-    """Blocks the allocator keeps from one phase that another cannot use: phases add up where there is room.
-
-    A logits block of gigabytes serves no layer, an activation block no optimizer temporary: fms, 7B LoRA, full
-    logits: reserved exceeds allocated by the logits, to 5%; with fused loss by a tenth of the activations.
-    """
-    resting = total_bytes(resting_terms(facts, settings))
-    logits = act.logits_bytes(facts, settings)
-    layer = act.live_layer_bytes(facts, settings)
-    step = total_bytes(optimizer_terms(facts, settings))
-    together = resting + act.stored_bytes(facts, settings) + logits + layer + step
-    activations = allocated - resting
-    return round(max(0.0, together - allocated) + DEVICE.activation_share * max(0, activations - step))
-
-
-def unusable_bytes(facts: ModelFacts, settings: Settings) -> int:
-    """What stays unusable even after the allocator has given its cache back: split blocks."""
-    activations = act.stored_bytes(facts, settings) + act.logits_bytes(facts, settings)
-    return round(0.03 * activations)
 
 
 def host_bytes(facts: ModelFacts, settings: Settings) -> float:

@@ -118,6 +118,7 @@ class Settings:
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
         prefetch: layers gathered ahead of the one that computes.
+        expandable_segments: the allocator grows its blocks (PYTORCH_CUDA_ALLOC_CONF), so that none are wasted.
         eval_micro_batch: 0 where the run does not evaluate; generation needs `max_new_tokens` above 0.
     """
 
@@ -152,6 +153,7 @@ class Settings:
     fsdp2: bool = False
     offload: Offload = Offload.NONE
     prefetch: int = 0
+    expandable_segments: bool = False
     eval_micro_batch: int = 0
     max_new_tokens: int = 0
     num_beams: int = 1
