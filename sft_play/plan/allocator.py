@@ -6,14 +6,19 @@ import math
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
-from sft_play.plan.kernels import CACHE_COSTS, CONTEXT_BYTES, NCCL_BYTES, UNUSABLE_SHARE
+from sft_play.plan.kernels import CACHE_COSTS, CONTEXT_BYTES, NCCL_BYTES, NCCL_BYTES_A_PEER, UNUSABLE_SHARE
 from sft_play.plan.settings import Settings
 from sft_play.plan.sharding import shards_weights
 
 
 def context_bytes(settings: Settings) -> int:
     """CUDA context, libraries, and NCCL's buffers with more than one GPU: outside torch's allocator."""
-    return round(CONTEXT_BYTES + (NCCL_BYTES if settings.gpus > 1 else 0))
+    return round(CONTEXT_BYTES + nccl_bytes(settings.gpus))
+
+
+def nccl_bytes(gpus: int) -> float:
+    """Communicators and their channels' buffers: more with more peers in the machine."""
+    return NCCL_BYTES + min(gpus, 8) * NCCL_BYTES_A_PEER if gpus > 1 else 0.0
 
 
 def cached_bytes(facts: ModelFacts, settings: Settings, *, step: int) -> int:
@@ -30,7 +35,8 @@ def cached_bytes(facts: ModelFacts, settings: Settings, *, step: int) -> int:
     activations = stored + max(logits, layer + held)
     if settings.expandable_segments:
         return round(cost.rounding_share / 2 * activations)
-    apart = 0.0 if held else cost.logits_share * min(logits, layer)
+    apart = stored + max(logits, held) + layer - activations
+    apart += (cost.logits_share - 1) * min(logits, layer)
     step_apart = step_apart_bytes(activations, step)
     if step_apart > apart and not shards_weights(settings):
         apart = 0.0

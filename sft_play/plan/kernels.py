@@ -114,7 +114,8 @@ ADAPTER_INPUT_BYTES = 2
 GIB = 1024**3
 # Outside torch's allocator, from fms: CUDA context, cuBLAS workspaces and libraries; NCCL on 2 to 4 A100.
 CONTEXT_BYTES = 0.6 * GIB
-NCCL_BYTES = 1.5 * GIB
+NCCL_BYTES = 1.2 * GIB
+NCCL_BYTES_A_PEER = 0.2 * GIB
 # Of stored activations and logits, after the allocator has freed its cache.
 UNUSABLE_SHARE = 0.03
 
@@ -132,7 +133,7 @@ class CacheCost:
     logits_share: float
 
 
-_EAGER_CACHE = CacheCost(rounding_share=0.1, logits_share=1.0)
+_EAGER_CACHE = CacheCost(rounding_share=0.1, logits_share=1.2)
 # The in-place loss asks for one block of all logits; fms 7B with LoRA and QLoRA: 1.0 to 1.2, 3B 1.6.
 _TRITON_CACHE = CacheCost(rounding_share=0.1, logits_share=1.2)
 CACHE_COSTS = {
