@@ -130,7 +130,11 @@ def _optimizer(row: dict[str, str]) -> dict[str, object]:
         return {"optimizer": Optimizer.SGD}
     if "adamw" in name or "lora-fa" in name:
         kind = Optimizer.PAGED_ADAMW if "paged" in name else Optimizer.ADAMW
-        return {"optimizer": kind, "foreach": "fused" not in name, "optimizer_in_backward": in_backward}
+        return {
+            "optimizer": kind,
+            "foreach": "fused" not in name and not in_backward,
+            "optimizer_in_backward": in_backward,
+        }
     raise RowProblem(f"unknown optimizer {row.get('optimizer')!r}")
 
 
