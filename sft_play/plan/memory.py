@@ -17,6 +17,9 @@ from sft_play.plan.terms import Phase, Term, terms, total_bytes
 
 # DeepSpeed's default reduce and all-gather buckets, elements (deepspeed/runtime/zero/config.py).
 ZERO_BUCKET_ELEMENTS = 500_000_000
+# What a nearly full GPU shows: after a failed request the allocator frees its cache and tries again (fms, A100: runs
+# that would cache more settle at 69 to 79 of 79 GiB).
+FULL_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,15 @@ class Estimate:
     @property
     def peak_phase(self) -> Phase:
         return max(self.phases, key=lambda phase: total_bytes(self.phases[phase]))
+
+    def shown_reserved_bytes(self, capacity_bytes: int) -> int:
+        """Reserved memory on a GPU of this size: near its limit the allocator gives cached blocks back."""
+        outside = self.device_bytes - self.reserved_bytes
+        return max(self.allocated_bytes, min(self.reserved_bytes, round(FULL_SHARE * capacity_bytes) - outside))
+
+    def shown_device_bytes(self, capacity_bytes: int) -> int:
+        """What nvidia-smi shows on a GPU of this size, by the same rule."""
+        return max(self.needed_bytes, min(self.device_bytes, round(FULL_SHARE * capacity_bytes)))
 
     def phase_bytes(self, phase: Phase) -> int:
         return total_bytes(self.phases.get(phase, ()))

@@ -28,8 +28,9 @@ class Efficiency:
 
 
 # A100: 0.77 of 312 TFLOP/s in cuBLAS (fms, full fine-tuning, the part that grows with tokens); FlashAttention-2
-# 0.45 to 0.6 (Dao 2023, figure 5). H100: 0.78 measured for one product alone, 0.47 under the power limit of a whole
-# training step (torchtitan, 8B: 33 to 39% MFU); FlashAttention-2 0.35 there (Shah et al. 2024, figure 1).
+# 0.45 to 0.6 (Dao 2023, figure 5). H100, H200: 0.78 measured for one product alone, 0.65 within a step (NeMo, 8B LoRA,
+# H100; Unsloth, Qwen3-8B LoRA, H200), 0.47 where cards are limited to 500 W (torchtitan, 8B: 33 to 39% MFU);
+# FlashAttention-2 0.35 to 0.4 there (Shah et al. 2024, figure 1).
 # 4090: above its nominal clock, 0.92 of 165 TFLOP/s (torchtune 8B LoRA). L40S 0.55 (PEFT 3B). MI300X and a
 # power-limited B200: torchtitan 8B. fp32: the vendors' ratio of fp32 to 16-bit tensor rate.
 # Where no run is published (V100, T4, 3000 and 5000 series, A10, L4) the nearest relative's figure.
@@ -41,7 +42,8 @@ EFFICIENCY: dict[str, Efficiency] = {
     "ampere-datacenter": Efficiency(matmul=0.77, attention=0.48, bandwidth=0.8, fp32=1 / 16),
     "ada-consumer": Efficiency(matmul=0.92, attention=0.5, bandwidth=0.85, fp32=1 / 2),
     "ada-inference": Efficiency(matmul=0.55, attention=0.4, bandwidth=0.8, fp32=1 / 4),
-    "hopper": Efficiency(matmul=0.47, attention=0.33, bandwidth=0.8, fp32=1 / 15),
+    "hopper": Efficiency(matmul=0.65, attention=0.4, bandwidth=0.8, fp32=1 / 15),
+    "hopper-limited": Efficiency(matmul=0.47, attention=0.33, bandwidth=0.8, fp32=1 / 15),
     "blackwell-consumer": Efficiency(matmul=0.75, attention=0.45, bandwidth=0.85, fp32=1 / 2),
     "blackwell-datacenter": Efficiency(matmul=0.3, attention=0.17, bandwidth=0.8, fp32=1 / 28),
     "cdna3": Efficiency(matmul=0.3, attention=0.15, bandwidth=0.7, fp32=1 / 8),
