@@ -110,6 +110,7 @@ def _settings(row: dict[str, str], facts: ModelFacts) -> Settings:
         placement=placement,
         gpus=_whole(row, "gpus"),
         tensor_parallel=tensor_parallel,
+        sequence_parallel=kernels is Kernels.TORCHTITAN,
         fsdp2=own,
         expandable_segments=own,  # both libraries' launch commands set it
         offload=Offload.PARAMS if row.get("offload") == "params" else Offload.NONE,

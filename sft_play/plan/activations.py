@@ -32,7 +32,8 @@ def checkpoint_bytes(facts: ModelFacts, settings: Settings) -> float:
     layers = facts.num_layers / divisors(settings).depth
     if settings.offload_activations:
         layers = min(layers, 2)  # the layer at work and the one in flight
-    return layers * settings.tokens * facts.hidden_size * stream_bytes(facts, settings)
+    sequence = settings.tensor_parallel if settings.sequence_parallel else 1
+    return layers * settings.tokens * facts.hidden_size * stream_bytes(facts, settings) / sequence
 
 
 def stored_bytes(facts: ModelFacts, settings: Settings) -> float:
@@ -130,10 +131,12 @@ def _stored_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
         cost = kernels.STORED_TRAINED if trained else kernels.STORED_FROZEN
     else:
         cost = kernels.STORED_TRAINED_UNGATED if trained else kernels.STORED_FROZEN_UNGATED
-    if not settings.compile:
-        return cost
-    inner = max(1.0, cost.inner - kernels.COMPILED_INNER_SAVED)
-    return LayerCost(inner=inner, hidden=max(1.0, cost.hidden - kernels.COMPILED_HIDDEN_SAVED))
+    inner, hidden = cost.inner, cost.hidden
+    if settings.compile or settings.kernels in kernels.FUSED_NORMS:
+        hidden = max(1.0, hidden - kernels.FUSED_NORM_HIDDEN_SAVED)
+    if settings.compile:
+        inner = max(1.0, inner - kernels.COMPILED_INNER_SAVED)
+    return LayerCost(inner=inner, hidden=hidden)
 
 
 def _layer_bytes_a_token(
@@ -148,7 +151,8 @@ def _layer_bytes_a_token(
         scores = facts.num_heads * settings.seq_len * kernels.EAGER_SCORE_BYTES
     adapters = _adapter_input_bytes(facts, settings) if attention else 0.0
     inside = (inner + heads) * width + scores + adapters
-    return inside / divisors(settings).layer + cost.hidden * facts.hidden_size * width
+    sequence = settings.tensor_parallel if settings.sequence_parallel else 1
+    return inside / divisors(settings).layer + cost.hidden * facts.hidden_size * width / sequence
 
 
 def _inner_width(facts: ModelFacts) -> float:

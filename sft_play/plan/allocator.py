@@ -68,4 +68,4 @@ def in_flight_bytes(facts: ModelFacts, settings: Settings) -> float:
 def unusable_bytes(facts: ModelFacts, settings: Settings) -> int:
     """What stays unusable even after the allocator has given its cache back: split blocks."""
     activations = act.stored_bytes(facts, settings) + act.logits_bytes(facts, settings)
-    return round(UNUSABLE_SHARE * activations)
+    return round(UNUSABLE_SHARE * activations / (3 if settings.expandable_segments else 1))

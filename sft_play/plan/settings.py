@@ -116,6 +116,7 @@ class Settings:
         loss_upcast: logits become fp32 before the loss (all of transformers from 4.46 on).
         lora_targets: ends of module names, or `("all-linear",)`.
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
+        sequence_parallel: the tensor-parallel ranks also share the tokens between their layers.
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
         prefetch: layers gathered ahead of the one that computes.
         expandable_segments: the allocator grows its blocks (PYTORCH_CUDA_ALLOC_CONF), so that none are wasted.
@@ -149,6 +150,7 @@ class Settings:
     placement: Placement = Placement.SINGLE
     gpus: int = 1
     tensor_parallel: int = 1
+    sequence_parallel: bool = False
     sharding_factor: int | None = None
     fsdp2: bool = False
     offload: Offload = Offload.NONE
