@@ -27,6 +27,15 @@ def stream_bytes(facts: ModelFacts, settings: Settings) -> int:
     return 2
 
 
+def inside_bytes(facts: ModelFacts, settings: Settings) -> int:
+    """Bytes of one value inside a layer and in the logits: autocast keeps them 16-bit under an fp32 stream.
+
+    Not so for LayerNorm models under QLoRA, whose 4-bit layers hand fp32 on (see `stream_bytes`). fms 7B: the upcast
+    adds one more checkpoint to the slope and nothing else.
+    """
+    return 2 if settings.upcast and not facts.layer_norm else stream_bytes(facts, settings)
+
+
 def checkpoint_bytes(facts: ModelFacts, settings: Settings) -> float:
     """Input of every layer: layers x tokens x hidden (Chen et al. 2016; Korthikanti et al. 2022, section 5)."""
     layers = facts.num_layers / divisors(settings).depth
@@ -72,7 +81,7 @@ def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = 
     """Logits and what the loss makes of them, by library and kind of loss."""
     cost = LOSS_COSTS[settings.kernels, settings.loss]
     n = settings.tokens if tokens is None else tokens
-    width = stream_bytes(facts, settings)
+    width = inside_bytes(facts, settings)
     per_logit = cost.per_logit
     if cost.copies and not settings.loss_upcast:
         per_logit = float(cost.copies * width)
@@ -143,7 +152,7 @@ def _layer_bytes_a_token(
     facts: ModelFacts, settings: Settings, cost: LayerCost, *, attention: float = kernels.ATTENTION_WIDTHS
 ) -> float:
     """Bytes a token of one layer: MLP, hidden states, attention, adapters' inputs, eager scores."""
-    width = stream_bytes(facts, settings)
+    width = inside_bytes(facts, settings)
     inner = cost.inner * _inner_width(facts)
     heads = attention * (facts.query_width + facts.kv_width)
     scores = 0.0

@@ -43,8 +43,9 @@ _FUSED = LossCost(per_logit=0, copies=0, per_hidden=8, head_gradients=1)
 # torchtune CEWithChunkedOutputLoss: 16-bit logits of all chunks live, the fp32 copy of one in eight. 3B at 8,192
 # tokens: 3.85 GiB beside the weights with full fine-tuning (two head gradients), 1.9 GiB with LoRA.
 _TORCHTUNE_CHUNKED = LossCost(per_logit=2, copies=0, per_hidden=4, head_gradients=2)
-# trl's fused head (SFTTrainer from 1.16): logits of one chunk of tokens at a time, nothing of the whole.
-_TRL_CHUNKED = LossCost(per_logit=0, copies=0, per_hidden=8, head_gradients=2)
+# trl's fused head (kernels/chunked_logprob.py, 1.16): logits of one tile; an fp32 gradient of the hidden states and,
+# where it trains, of the head, and their 16-bit copies.
+_TRL_CHUNKED = LossCost(per_logit=0, copies=0, per_hidden=10, head_gradients=3)
 
 LOSS_COSTS: dict[tuple[Kernels, Loss], LossCost] = {
     (Kernels.HF, Loss.FULL): _HF_FULL,
