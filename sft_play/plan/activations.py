@@ -5,7 +5,7 @@ from __future__ import annotations
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import kernels
 from sft_play.plan.kernels import LOSS_COSTS, LayerCost
-from sft_play.plan.settings import Attention, Checkpointing, Dtype, Kernels, Method, Offload, Settings
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Kernels, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.state import adapted_linears, decoder_weight_bytes
 
@@ -70,7 +70,8 @@ def held_bytes(facts: ModelFacts, settings: Settings) -> float:
     Its hooks for frozen parameters (`register_multi_grad_hook` on the inputs) hold every layer's input and the
     gradient of it; fms 7B and 8x7B, LoRA and QLoRA: layers - 2 more hidden states a token (240 KiB), none when full.
     """
-    if not (settings.trains_adapter and shards_weights(settings)) or settings.fsdp2:
+    first_version = settings.placement in {Placement.FSDP, Placement.HSDP} and not settings.fsdp2
+    if not (first_version and settings.trains_adapter and shards_weights(settings)):
         return 0.0
     if settings.checkpointing is not Checkpointing.FULL:
         return 0.0
@@ -101,9 +102,16 @@ def gathered_bytes(facts: ModelFacts, settings: Settings, *, layers: int = 1) ->
         return 0.0
     ahead = layers and layers + settings.prefetch
     width = settings.compute_dtype.bytes / settings.param_dtype.bytes
-    outer = (facts.embedding_parameters + facts.head_parameters) * settings.compute_dtype.bytes
+    outer = _gathered_outer_parameters(facts, settings, layers) * settings.compute_dtype.bytes
     decoder = decoder_weight_bytes(facts, settings) * (1 if settings.method is Method.QLORA else width)
     return (outer + ahead * decoder / facts.num_layers) / settings.tensor_parallel
+
+
+def _gathered_outer_parameters(facts: ModelFacts, settings: Settings, layers: int) -> int:
+    """FSDP's root keeps embedding and head gathered to the end; ZeRO-3 gathers each where it is used."""
+    if settings.placement is Placement.ZERO3:
+        return 0 if layers else facts.vocab_size * facts.hidden_size
+    return facts.embedding_parameters + facts.head_parameters
 
 
 def unsharded_gradient_bytes(facts: ModelFacts, settings: Settings) -> float:

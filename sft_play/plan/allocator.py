@@ -21,8 +21,8 @@ def nccl_bytes(gpus: int) -> float:
     return NCCL_BYTES + min(gpus, 8) * NCCL_BYTES_A_PEER if gpus > 1 else 0.0
 
 
-def cached_bytes(facts: ModelFacts, settings: Settings, *, step: int) -> int:
-    """Blocks that the allocator keeps from one phase and another cannot use, given room.
+def reserved_bytes(facts: ModelFacts, settings: Settings, *, allocated: int, resting: int, step: int) -> int:
+    """What the caching allocator takes, given room: blocks of one phase that another cannot use come on top.
 
     Four causes, each visible in the difference between nvidia-smi and peak allocated of the fms tables:
     rounding and splitting (a tenth of the activations); blocks of logits that no layer fits and the reverse (the
@@ -34,13 +34,12 @@ def cached_bytes(facts: ModelFacts, settings: Settings, *, step: int) -> int:
     stored, held = act.stored_bytes(facts, settings), act.held_bytes(facts, settings)
     activations = stored + max(logits, layer + held)
     if settings.expandable_segments:
-        return round(cost.rounding_share / 2 * activations)
-    apart = stored + max(logits, held) + layer - activations
-    apart += (cost.logits_share - 1) * min(logits, layer)
+        return round(allocated + cost.rounding_share / 2 * activations)
+    apart = stored + max(logits, held) + layer - activations + (cost.logits_share - 1) * min(logits, layer)
     step_apart = step_apart_bytes(activations, step)
-    if step_apart > apart and not shards_weights(settings):
-        apart = 0.0
-    return round(cost.rounding_share * activations + apart + step_apart + in_flight_bytes(facts, settings))
+    both = apart + step_apart if shards_weights(settings) else max(apart, step_apart)
+    peak = max(allocated, resting + max(activations, step) + both)
+    return round(peak + cost.rounding_share * activations + in_flight_bytes(facts, settings))
 
 
 def step_apart_bytes(activations: float, step: float) -> float:

@@ -117,8 +117,8 @@ ADAPTER_INPUT_BYTES = 2
 
 GIB = 1024**3
 # Outside torch's allocator, from fms: CUDA context, cuBLAS workspaces and libraries; NCCL on 2 to 4 A100.
-CONTEXT_BYTES = 0.6 * GIB
-NCCL_BYTES = 1.2 * GIB
+CONTEXT_BYTES = 0.7 * GIB
+NCCL_BYTES = 1.5 * GIB
 NCCL_BYTES_A_PEER = 0.2 * GIB
 # Of stored activations and logits, after the allocator has freed its cache.
 UNUSABLE_SHARE = 0.06

@@ -74,7 +74,7 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
     phases[Phase.SAVE] = resting + save_terms(facts, settings)
     step = total_bytes(optimizer_terms(facts, settings))
     allocated = max(total_bytes(parts) for parts in phases.values())
-    reserved = allocated + allocator.cached_bytes(facts, settings, step=step)
+    reserved = allocator.reserved_bytes(facts, settings, allocated=allocated, resting=total_bytes(resting), step=step)
     outside = allocator.context_bytes(settings)
     return Estimate(
         phases=phases,
@@ -168,7 +168,7 @@ def save_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
 def bucket_bytes(facts: ModelFacts, settings: Settings) -> float:
     """Communication buffers: DDP's buckets copy every gradient once; ZeRO has a reduce and a gather bucket."""
     trained = state.trained_parameters(facts, settings)
-    if settings.data_parallel < 2:
+    if settings.data_parallel < 2 and settings.offload is Offload.NONE:
         return 0.0
     if settings.placement is Placement.DDP:
         return trained * state.trained_dtype(settings).bytes / divisors(settings).gradients
