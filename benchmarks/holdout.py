@@ -4,7 +4,7 @@
 
 Each constant of `plan.kernels` and `plan.rates` that was fitted is scaled by a few factors, one after the other,
 to the least error over the other families (each weighing the same); the family left out is then predicted with
-them. Starts from the shipped constants halved in precision, so that a family cannot hide in its own start values.
+them. Starts from the shipped constants rounded to one digit, so that a family cannot hide in its own start values.
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ def _field(table: Any, keys: Sequence[Any], field: str, kind: str) -> Knob:
     return Knob(name=f"{keys[0]} {field}", kind=kind, read=lambda: getattr(table[keys[0]], field), write=write)
 
 
+def _entry(table: dict[Kernels, float], key: Kernels) -> Knob:
+    def write(value: float) -> None:
+        table[key] = value
+
+    return Knob(name=f"pointwise {key}", kind="tokens/s", read=lambda: table[key], write=write)
+
+
 def _module_field(name: str, field: str) -> Knob:
     def write(value: float) -> None:
         setattr(kernels, name, replace(getattr(kernels, name), **{field: value}))
@@ -68,10 +75,8 @@ def knobs() -> list[Knob]:
     triton = [(k, Loss.FULL) for k in (Kernels.TRITON, Kernels.LIGER, Kernels.UNSLOTH)]
     tune = [(Kernels.TORCHTUNE, Loss.CHUNKED), (Kernels.TORCHTITAN, Loss.CHUNKED)]
     layers = ("LIVE_TRAINED", "LIVE_FROZEN", "STORED_TRAINED", "STORED_FROZEN", "STORED_SELECTIVE")
-    pointwise = [
-        Knob(name=f"POINTWISE {k}", kind="tokens/s", read=lambda k=k: rates.POINTWISE[k], write=lambda v, k=k: rates.POINTWISE.__setitem__(k, v))
-        for k in (Kernels.HF, Kernels.TRITON, Kernels.TORCHTUNE)
-    ]  # fmt: skip
+    pointwise = [_entry(rates.POINTWISE, kernel) for kernel in (Kernels.HF, Kernels.TRITON, Kernels.TORCHTUNE)]
+    families = ("ampere-datacenter", "hopper-limited")
     return [
         *(_field(kernels.LOSS_COSTS, keys, "per_logit", "printed") for keys in (titan, triton, tune)),
         *(_module_field(name, field) for name in layers for field in ("inner", "hidden")),
@@ -80,11 +85,11 @@ def knobs() -> list[Knob]:
         _attribute(allocator, "NCCL_BYTES", "device"),
         _field(kernels.CACHE_COSTS, [Kernels.HF, Kernels.TORCHTUNE], "logits_share", "device"),
         _field(kernels.CACHE_COSTS, [Kernels.TRITON, Kernels.LIGER], "logits_share", "device"),
-        *(_field(rates.EFFICIENCY, [family], "matmul", "tokens/s") for family in ("ampere-datacenter", "hopper-limited")),
+        *(_field(rates.EFFICIENCY, [family], "matmul", "tokens/s") for family in families),
         _attribute(rates, "ADAPTER_TRAFFIC", "tokens/s"),
         _attribute(rates, "FSDP1_SECONDS_A_LAYER", "tokens/s"),
         *pointwise,
-    ]  # fmt: skip
+    ]
 
 
 def mean_error(rows: Sequence[Prediction], kind: str) -> float:

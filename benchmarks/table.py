@@ -59,10 +59,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def family_of(row: dict[str, str]) -> str:
-    """The id's prefix and the model: rows of one family differ in batch, GPUs and kernels only."""
-    prefix = re.split(r"[-0-9]", row["id"], maxsplit=1)[0] if not row["id"].startswith("fms") else ""
-    if not prefix:
-        prefix = re.sub(r"-\d+$", "", row["id"])
+    """The id's prefix and the model: rows of one family differ in batch, GPUs and kernels only.
+
+    The prefix is the id less a trailing three-digit number (`source-table-012`), else its first word (`source-3b-lora`).
+    """
+    counted = re.fullmatch(r"(.+)-\d{3}", row["id"])
+    prefix = counted[1] if counted else row["id"].split("-")[0]
     return f"{prefix} {row['model'].split('/')[-1]}"
 
 
@@ -95,7 +97,8 @@ def _settings(row: dict[str, str], facts: ModelFacts) -> Settings:
         method=method,
         micro_batch=_whole(row, "micro_batch"),
         seq_len=_whole(row, "seq_len"),
-        param_dtype=Dtype.FP32 if "fp32 sharded" in notes and method is Method.FULL else Dtype.BF16,
+        param_dtype=_param_dtype(notes, method),
+        master_weights=method is Method.FULL and placement.value.startswith("zero") and "pure bf16" not in notes,
         adapter_dtype=Dtype.BF16 if "pure bf16" in notes else Dtype.FP32,
         double_quantized=row.get("quantization") == "nf4-double" or own,
         upcast="fp32 upcast" in row.get("kernels", ""),
@@ -111,12 +114,18 @@ def _settings(row: dict[str, str], facts: ModelFacts) -> Settings:
         gpus=_whole(row, "gpus"),
         tensor_parallel=tensor_parallel,
         sequence_parallel=kernels is Kernels.TORCHTITAN,
-        fsdp2=own,
+        fsdp2=own or row["strategy"].lower() == "fsdp2",
         expandable_segments=own,  # both libraries' launch commands set it
         offload=Offload.PARAMS if row.get("offload") == "params" else Offload.NONE,
         offload_activations="activations" in row.get("offload", ""),
         **_optimizer(row),  # type: ignore[arg-type]
     )
+
+
+def _param_dtype(notes: str, method: Method) -> Dtype:
+    """Full fine-tuning of fp32 weights, under autocast or FSDP's mixed precision, is said in the notes."""
+    fp32 = "fp32 sharded" in notes or notes.rsplit(" ", 1)[-1] in {"float32", "fp32"}
+    return Dtype.FP32 if fp32 and method is Method.FULL else Dtype.BF16
 
 
 def _optimizer(row: dict[str, str]) -> dict[str, object]:
@@ -129,7 +138,7 @@ def _optimizer(row: dict[str, str]) -> dict[str, object]:
         return {"optimizer": Optimizer.ADAFACTOR}
     if "sgd" in name:
         return {"optimizer": Optimizer.SGD}
-    if "adamw" in name or "lora-fa" in name:
+    if "adam" in name or "lora-fa" in name:
         kind = Optimizer.PAGED_ADAMW if "paged" in name else Optimizer.ADAMW
         return {
             "optimizer": kind,
@@ -140,18 +149,19 @@ def _optimizer(row: dict[str, str]) -> dict[str, object]:
 
 
 def _placement(row: dict[str, str]) -> tuple[Placement, int]:
-    name = row["strategy"]
+    name = row["strategy"].strip()
     if match := re.fullmatch(r"other:FSDP(\d+) TP(\d+)", name):
         return Placement.FSDP, int(match[2])
+    plain = re.sub(r"^(deepspeed|fsdp[12]$)[ -]*", lambda m: "fsdp" if m[1].startswith("fsdp") else "", name.lower())
     try:
-        return Placement(name), 1
+        return Placement(plain.replace("-", "").replace("layersplit", "layer_split")), 1
     except ValueError as error:
         raise RowProblem(f"unknown strategy {name!r}") from error
 
 
 def _checkpointing(row: dict[str, str]) -> Checkpointing:
     text = row["gradient_checkpointing"].lower()
-    if text in {"yes", "full", "true"}:
+    if text in {"yes", "full", "true", "unsloth"}:
         return Checkpointing.FULL
     if text in {"no", "none", "false", ""}:
         return Checkpointing.NONE
