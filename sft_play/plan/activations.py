@@ -1,0 +1,185 @@
+"""Memory that one micro-batch needs: checkpoints, the layer at work, logits. One function a term."""
+
+from __future__ import annotations
+
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan import kernels
+from sft_play.plan.kernels import LOSS_COSTS, LayerCost
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Kernels, Method, Offload, Placement, Settings
+from sft_play.plan.sharding import divisors, shards_weights
+from sft_play.plan.state import adapted_linears, decoder_weight_bytes
+
+
+def stream_bytes(facts: ModelFacts, settings: Settings) -> int:
+    """Bytes of one value of the residual stream.
+
+    Four under QLoRA where fp32 norms make it fp32: after PEFT's preparation (which upcasts norms; under FSDP mixed
+    precision casts them back), and for LayerNorm, which autocast runs in fp32 and whose type bitsandbytes' 4-bit
+    layers hand on. fms: the slope of 7B rises by exactly one more checkpoint; every term of santacoder doubles.
+    """
+    if settings.compute_dtype is Dtype.FP32:
+        return 4
+    if settings.method is Method.QLORA:
+        if facts.layer_norm:
+            return 4
+        if settings.upcast and not shards_weights(settings):
+            return 4
+    return 2
+
+
+def inside_bytes(facts: ModelFacts, settings: Settings) -> int:
+    """Bytes of one value inside a layer and in the logits: autocast keeps them 16-bit under an fp32 stream.
+
+    Not so for LayerNorm models under QLoRA, whose 4-bit layers hand fp32 on (see `stream_bytes`). fms 7B: the upcast
+    adds one more checkpoint to the slope and nothing else.
+    """
+    return 2 if settings.upcast and not facts.layer_norm else stream_bytes(facts, settings)
+
+
+def checkpoint_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Input of every layer: layers x tokens x hidden (Chen et al. 2016; Korthikanti et al. 2022, section 5)."""
+    layers = facts.num_layers / divisors(settings).depth
+    if settings.offload_activations:
+        layers = min(layers, 2)  # the layer at work and the one in flight
+    sequence = settings.tensor_parallel if settings.sequence_parallel else 1
+    return layers * settings.tokens * facts.hidden_size * stream_bytes(facts, settings) / sequence
+
+
+def stored_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Activations that wait for the backward pass, all layers: checkpoints, or each layer's own tensors."""
+    if settings.checkpointing is Checkpointing.FULL:
+        return checkpoint_bytes(facts, settings)
+    layers = facts.num_layers / divisors(settings).depth
+    if settings.offload_activations:
+        layers = min(layers, 2)
+    return layers * settings.tokens * _layer_bytes_a_token(facts, settings, _stored_cost(facts, settings))
+
+
+def live_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """One layer while it is recomputed and differentiated; without checkpointing only what its gradients add."""
+    cost = _live_cost(facts, settings)
+    if settings.checkpointing is not Checkpointing.FULL:
+        cost = LayerCost(inner=cost.inner / 2, hidden=1)
+        return settings.tokens * _layer_bytes_a_token(facts, settings, cost, attention=0)
+    return settings.tokens * _layer_bytes_a_token(facts, settings, cost)
+
+
+def held_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Gradients of the layers' inputs that FSDP's first version keeps to the end of the backward pass.
+
+    Its hooks for frozen parameters (`register_multi_grad_hook` on the inputs) hold every layer's input and the
+    gradient of it; fms 7B and 8x7B, LoRA and QLoRA: layers - 2 more hidden states a token (240 KiB), none when full.
+    """
+    first_version = settings.placement in {Placement.FSDP, Placement.HSDP} and not settings.fsdp2
+    if not (first_version and settings.trains_adapter and shards_weights(settings)):
+        return 0.0
+    if settings.checkpointing is not Checkpointing.FULL:
+        return 0.0
+    return (facts.num_layers - 2) * settings.tokens * facts.hidden_size * stream_bytes(facts, settings)
+
+
+def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = None) -> float:
+    """Logits and what the loss makes of them, by library and kind of loss."""
+    cost = LOSS_COSTS[settings.kernels, settings.loss]
+    n = settings.tokens if tokens is None else tokens
+    width = inside_bytes(facts, settings)
+    per_logit = cost.per_logit
+    if cost.copies and not settings.loss_upcast:
+        per_logit = float(cost.copies * width)
+    head = 0.0
+    if not settings.trains_adapter:
+        head = cost.head_gradients * facts.vocab_size * facts.hidden_size * settings.param_dtype.bytes
+    whole = n * (facts.vocab_size * per_logit + facts.hidden_size * cost.per_hidden * width / 2)
+    return whole / divisors(settings).logits + head / divisors(settings).weights
+
+
+def gathered_bytes(facts: ModelFacts, settings: Settings, *, layers: int = 1) -> float:
+    """Weights gathered from the other shards: the outer ones, which stay, and `layers` decoder layers.
+
+    fms, LoRA 7B and 8x7B on 2 and 4 GPUs: steady memory + outer weights + one layer, to 2%.
+    """
+    if not shards_weights(settings) and settings.offload is not Offload.PARAMS:
+        return 0.0
+    ahead = layers and layers + settings.prefetch
+    width = settings.compute_dtype.bytes / settings.param_dtype.bytes
+    outer = _gathered_outer_parameters(facts, settings, layers) * settings.compute_dtype.bytes
+    decoder = decoder_weight_bytes(facts, settings) * (1 if settings.method is Method.QLORA else width)
+    return (outer + ahead * decoder / facts.num_layers) / settings.tensor_parallel
+
+
+def _gathered_outer_parameters(facts: ModelFacts, settings: Settings, layers: int) -> int:
+    """FSDP's root keeps embedding and head gathered to the end; ZeRO-3 gathers each where it is used."""
+    if settings.placement is Placement.ZERO3:
+        return 0 if layers else facts.vocab_size * facts.hidden_size
+    return facts.embedding_parameters + facts.head_parameters
+
+
+def unsharded_gradient_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Gradient of one layer before it is reduced and scattered, under sharded weights."""
+    if settings.trains_adapter or not shards_weights(settings):
+        return 0.0
+    return facts.layer_parameters * settings.compute_dtype.bytes / settings.tensor_parallel
+
+
+def autocast_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """16-bit copies of fp32 weights that autocast keeps through the forward pass (torch `cached_cast`)."""
+    kept_fp32 = settings.param_dtype is Dtype.FP32 and settings.compute_dtype is not Dtype.FP32
+    if not kept_fp32 or shards_weights(settings) or settings.trains_adapter:
+        return 0.0
+    return facts.linear_parameters * settings.compute_dtype.bytes / divisors(settings).weights
+
+
+def _live_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
+    trained = not settings.trains_adapter
+    if facts.gated_mlp:
+        cost = kernels.LIVE_TRAINED if trained else kernels.LIVE_FROZEN
+    else:
+        cost = kernels.LIVE_TRAINED_UNGATED if trained else kernels.LIVE_FROZEN_UNGATED
+    eager = settings.kernels is Kernels.HF and not settings.compile
+    hidden = cost.hidden + (kernels.EAGER_NORM_HIDDEN if eager else 0.0)
+    return LayerCost(inner=cost.inner - (1 if settings.compile else 0), hidden=hidden)
+
+
+def _stored_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
+    if settings.checkpointing is Checkpointing.SELECTIVE:
+        return kernels.STORED_SELECTIVE
+    trained = not settings.trains_adapter
+    if facts.gated_mlp:
+        cost = kernels.STORED_TRAINED if trained else kernels.STORED_FROZEN
+    else:
+        cost = kernels.STORED_TRAINED_UNGATED if trained else kernels.STORED_FROZEN_UNGATED
+    inner, hidden = cost.inner, cost.hidden
+    if settings.compile or settings.kernels in kernels.FUSED_NORMS:
+        hidden = max(1.0, hidden - kernels.FUSED_NORM_HIDDEN_SAVED)
+    if settings.compile:
+        inner = max(1.0, inner - kernels.COMPILED_INNER_SAVED)
+    return LayerCost(inner=inner, hidden=hidden)
+
+
+def _layer_bytes_a_token(
+    facts: ModelFacts, settings: Settings, cost: LayerCost, *, attention: float = kernels.ATTENTION_WIDTHS
+) -> float:
+    """Bytes a token of one layer: MLP, hidden states, attention, adapters' inputs, eager scores."""
+    width = inside_bytes(facts, settings)
+    inner = cost.inner * _inner_width(facts)
+    heads = attention * (facts.query_width + facts.kv_width)
+    scores = 0.0
+    if settings.attention is Attention.EAGER and attention:
+        scores = facts.num_heads * settings.seq_len * kernels.EAGER_SCORE_BYTES
+    adapters = _adapter_input_bytes(facts, settings) if attention else 0.0
+    inside = (inner + heads) * width + scores + adapters
+    sequence = settings.tensor_parallel if settings.sequence_parallel else 1
+    return inside / divisors(settings).layer + cost.hidden * facts.hidden_size * width / sequence
+
+
+def _inner_width(facts: ModelFacts) -> float:
+    """MLP width a token sees; all chosen experts of a mixture keep their tensors, one at a time is differentiated."""
+    if not facts.experts:
+        return facts.intermediate_size
+    kept, differentiated = facts.active_experts, facts.active_experts / facts.experts
+    return facts.intermediate_size * (kept + differentiated) / 2
+
+
+def _adapter_input_bytes(facts: ModelFacts, settings: Settings) -> float:
+    inputs = sum(one.active * one.in_features for one in adapted_linears(facts, settings))
+    return inputs / facts.num_layers * kernels.ADAPTER_INPUT_BYTES

@@ -1,0 +1,240 @@
+"""`estimate`: bytes on one GPU, by phase and by named term, and what of it nvidia-smi will show.
+
+The peak is the largest phase, not their sum: gradients and the optimizer's temporary are not alive together with
+the activations of a whole micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan import activations as act
+from sft_play.plan import allocator, state
+from sft_play.plan.settings import Checkpointing, Loss, Method, Offload, Placement, Settings
+from sft_play.plan.sharding import divisors, shards_weights
+from sft_play.plan.terms import Phase, Term, terms, total_bytes
+
+# DeepSpeed's default reduce and all-gather buckets, elements (deepspeed/runtime/zero/config.py).
+ZERO_BUCKET_ELEMENTS = 500_000_000
+# What a nearly full GPU shows: after a failed request the allocator frees its cache and tries again (fms, A100: runs
+# that would cache more settle at 69 to 79 of 79 GiB).
+FULL_SHARE = 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Predicted memory of one GPU.
+
+    Attributes:
+        phases: the terms of each phase, in the order of a run.
+        allocated_bytes: peak of live tensors (`torch.cuda.max_memory_allocated`).
+        reserved_bytes: what the caching allocator takes for that, given room.
+        device_bytes: what nvidia-smi would show, given room: reserved, CUDA context and NCCL.
+        needed_bytes: the least device memory it runs in: the allocator gives cached blocks back before it fails.
+        host_bytes: host memory for this GPU's share of what is offloaded or paged.
+    """
+
+    phases: dict[Phase, tuple[Term, ...]]
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    needed_bytes: int
+    host_bytes: int
+
+    @property
+    def peak_phase(self) -> Phase:
+        return max(self.phases, key=lambda phase: total_bytes(self.phases[phase]))
+
+    def shown_reserved_bytes(self, capacity_bytes: int) -> int:
+        """Reserved memory on a GPU of this size: near its limit the allocator gives cached blocks back."""
+        outside = self.device_bytes - self.reserved_bytes
+        return max(self.allocated_bytes, min(self.reserved_bytes, round(FULL_SHARE * capacity_bytes) - outside))
+
+    def shown_device_bytes(self, capacity_bytes: int) -> int:
+        """What nvidia-smi shows on a GPU of this size, by the same rule."""
+        return max(self.needed_bytes, min(self.device_bytes, round(FULL_SHARE * capacity_bytes)))
+
+    def phase_bytes(self, phase: Phase) -> int:
+        return total_bytes(self.phases.get(phase, ()))
+
+
+def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
+    """Memory of one GPU for these settings, the fullest one where they differ."""
+    resting = resting_terms(facts, settings)
+    phases = {
+        Phase.LOAD: resting_weights(facts, settings),
+        Phase.FORWARD_BACKWARD: resting + forward_backward_terms(facts, settings),
+        Phase.OPTIMIZER_STEP: resting + optimizer_terms(facts, settings),
+    }
+    if settings.eval_micro_batch:
+        phases[Phase.EVALUATION] = resting + evaluation_terms(facts, settings)
+    if settings.max_new_tokens:
+        phases[Phase.GENERATION] = resting + generation_terms(facts, settings)
+    phases[Phase.SAVE] = resting + save_terms(facts, settings)
+    step = total_bytes(optimizer_terms(facts, settings))
+    allocated = max(total_bytes(parts) for parts in phases.values())
+    reserved = allocator.reserved_bytes(facts, settings, allocated=allocated, resting=total_bytes(resting), step=step)
+    outside = allocator.context_bytes(settings)
+    return Estimate(
+        phases=phases,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        device_bytes=reserved + outside,
+        needed_bytes=allocated + outside + allocator.unusable_bytes(facts, settings),
+        host_bytes=round(host_bytes(facts, settings)),
+    )
+
+
+def resting_weights(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Weights and adapters of this GPU's share."""
+    if settings.offload is Offload.PARAMS:
+        return terms(adapters=state.adapter_bytes(facts, settings) / divisors(settings).weights)
+    share = divisors(settings).weights
+    frozen = settings.trains_adapter
+    kind = "frozen" if frozen else "trained"
+    return terms(
+        **{
+            f"{kind}_decoder_weights": state.decoder_weight_bytes(facts, settings) / share,
+            f"{kind}_embeddings_and_head": state.outer_weight_bytes(facts, settings) / share,
+            "adapters": state.adapter_bytes(facts, settings) / share,
+        }
+    )
+
+
+def resting_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """What is there between two steps: weights, optimizer state, and the strategy's own buffers."""
+    optimizer = state.optimizer_bytes(facts, settings) / divisors(settings).optimizer
+    buckets = bucket_bytes(facts, settings)
+    return resting_weights(facts, settings) + terms(optimizer_state=optimizer, communication_buckets=buckets)
+
+
+def forward_backward_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """The largest of three moments: the loss, the last layer's backward (first to run) and the first layer's."""
+    moments = (
+        _loss_moment(facts, settings),
+        _backward_start(facts, settings),
+        _backward_end(facts, settings),
+    )
+    return max(moments, key=total_bytes)
+
+
+def optimizer_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Gradients and the step's temporary."""
+    d = divisors(settings)
+    gradients = state.gradient_bytes(facts, settings) / d.gradients
+    if settings.offload is not Offload.NONE:
+        gradients = 0.0
+    return terms(gradients=gradients, optimizer_temporary=state.step_temporary_bytes(facts, settings) / d.optimizer)
+
+
+def evaluation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """A forward pass without gradients: one layer's tensors and the logits, in 16 bits and upcast."""
+    tokens = settings.eval_micro_batch * settings.seq_len
+    share = tokens / max(1, settings.tokens)
+    per_logit = 6 if settings.loss is Loss.FULL else 0
+    return terms(
+        evaluation_layer=act.live_layer_bytes(facts, settings) / 2 * share,
+        evaluation_logits=tokens * facts.vocab_size * per_logit / divisors(settings).logits,
+        gathered_weights=act.gathered_bytes(facts, settings),
+    )
+
+
+def generation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Keys and values of every layer for prompt and answer: 2 x layers x kv width x 2 bytes a token and beam."""
+    rows = max(1, settings.eval_micro_batch or settings.micro_batch) * settings.num_beams
+    tokens = rows * (settings.seq_len + settings.max_new_tokens)
+    d = divisors(settings)
+    cache = 2 * facts.num_layers * facts.kv_width * 2 * tokens / d.layer / d.depth
+    prompt = rows * settings.seq_len * (6 * facts.hidden_size + 2 * facts.intermediate_size) * 2 / d.layer
+    return terms(
+        key_value_cache=cache,
+        prompt_layer=prompt,
+        next_token_logits=rows * facts.vocab_size * 6,
+        gathered_weights=act.gathered_bytes(facts, settings),
+    )
+
+
+def save_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Sharded full weights are gathered to the host one layer at a time; adapters are small enough to gather whole."""
+    if not shards_weights(settings):
+        return ()
+    if settings.trains_adapter:
+        return terms(gathered_adapters=state.adapter_bytes(facts, settings))
+    outer = facts.vocab_size * facts.hidden_size * settings.param_dtype.bytes
+    return terms(gathered_for_saving=max(outer, facts.layer_parameters * settings.param_dtype.bytes))
+
+
+def bucket_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Communication buffers: DDP's buckets copy every gradient once; ZeRO has a reduce and a gather bucket."""
+    trained = state.trained_parameters(facts, settings)
+    if settings.data_parallel < 2 and settings.offload is Offload.NONE:
+        return 0.0
+    if settings.placement is Placement.DDP:
+        return trained * state.trained_dtype(settings).bytes / divisors(settings).gradients
+    if settings.placement in {Placement.ZERO1, Placement.ZERO2, Placement.ZERO3}:
+        return 2 * min(trained, ZERO_BUCKET_ELEMENTS) * settings.compute_dtype.bytes
+    return 0.0
+
+
+def host_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """Offloaded or paged state, weights and gradients of this GPU's share."""
+    d = divisors(settings)
+    held = state.optimizer_host_bytes(facts, settings) / d.optimizer
+    if settings.offload is not Offload.NONE:
+        held += state.gradient_bytes(facts, settings) / d.gradients
+    if settings.offload is Offload.PARAMS:
+        weights = state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
+        held += weights / d.weights
+    if settings.offload_activations and settings.checkpointing is Checkpointing.FULL:
+        held += facts.num_layers * settings.tokens * facts.hidden_size * act.stream_bytes(facts, settings)
+    return held
+
+
+def _kept_gradients(facts: ModelFacts, settings: Settings) -> float:
+    """Gradients that the earlier micro-batches of this step left."""
+    if settings.grad_accum == 1 and settings.method is Method.FULL:
+        return 0.0
+    return _all_gradients(facts, settings)
+
+
+def _all_gradients(facts: ModelFacts, settings: Settings) -> float:
+    if settings.offload is not Offload.NONE:
+        return 0.0
+    return state.gradient_bytes(facts, settings) / divisors(settings).gradients
+
+
+def _loss_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    return terms(
+        gradients=_kept_gradients(facts, settings),
+        stored_activations=act.stored_bytes(facts, settings),
+        logits_and_loss=act.logits_bytes(facts, settings),
+        gathered_weights=act.gathered_bytes(facts, settings, layers=0),
+        autocast_copies=act.autocast_bytes(facts, settings),
+    )
+
+
+def _backward_start(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    head = 0.0
+    if not settings.trains_adapter:
+        head = facts.vocab_size * facts.hidden_size * settings.param_dtype.bytes / divisors(settings).gradients
+    return terms(
+        gradients=max(_kept_gradients(facts, settings), head),
+        stored_activations=act.stored_bytes(facts, settings),
+        layer_at_work=act.live_layer_bytes(facts, settings),
+        gathered_weights=act.gathered_bytes(facts, settings),
+        unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+    )
+
+
+def _backward_end(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    held = act.held_bytes(facts, settings)
+    first = act.stored_bytes(facts, settings) if held else act.stored_bytes(facts, settings) / facts.num_layers
+    return terms(
+        gradients=_all_gradients(facts, settings) + state.largest_gradient_bytes(facts, settings),
+        stored_activations=first,
+        held_by_hooks=held,
+        layer_at_work=act.live_layer_bytes(facts, settings),
+        gathered_weights=act.gathered_bytes(facts, settings),
+        unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+    )

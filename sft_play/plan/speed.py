@@ -1,0 +1,266 @@
+"""`estimate_speed`: seconds of one optimizer step, tokens a second and MFU, from FLOPs, bytes and links.
+
+The formula stands beside every MFU: `Speed.formula`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sft_play.facts.hardware import PCIE_BYTES_PER_SECOND, Gpu, Hardware, LinkKind
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan import rates, state
+from sft_play.plan.activations import stream_bytes
+from sft_play.plan.settings import (
+    Attention,
+    Checkpointing,
+    Kernels,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    Placement,
+    Settings,
+)
+from sft_play.plan.sharding import divisors, shards_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Predicted time of one optimizer step.
+
+    Attributes:
+        tokens_per_second_per_gpu, tokens_per_second: training tokens, padding included.
+        model_flops_per_token: without recomputation, what MFU counts.
+        mfu: model FLOPs over the GPUs' dense 16-bit rate; 0 where that is unknown.
+        parts: seconds of a step by cause.
+    """
+
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    tokens_per_second: float
+    model_flops_per_token: float
+    mfu: float
+    formula: str
+    parts: dict[str, float]
+
+
+def estimate_speed(facts: ModelFacts, settings: Settings, hardware: Hardware) -> Speed | None:
+    """Speed on this hardware; None where a GPU's rates are unknown or there is none."""
+    if not hardware.gpus or any(not gpu.flops or not gpu.bandwidth for gpu in hardware.gpus):
+        return None
+    gpu = min(hardware.gpus, key=lambda one: one.flops)
+    parts = _step_parts(facts, settings, gpu)
+    compute = sum(parts.values())
+    parts["communication not hidden"] = exposed_seconds(facts, settings, hardware, compute)
+    parts["optimizer step"] = optimizer_seconds(facts, settings, gpu)
+    seconds = sum(parts.values())
+    tokens = settings.tokens * settings.grad_accum * settings.data_parallel
+    flops = model_flops_per_token(facts, settings)
+    rate = tokens / seconds
+    return Speed(
+        step_seconds=seconds,
+        tokens_per_second=rate,
+        tokens_per_second_per_gpu=rate / settings.gpus,
+        model_flops_per_token=flops,
+        mfu=rate * flops / (settings.gpus * gpu.flops),
+        formula=flops_formula(settings),
+        parts=parts,
+    )
+
+
+def flops_formula(settings: Settings) -> str:
+    """The FLOPs that MFU counts, in words; N are the weights that multiply a token."""
+    weights = "4N + 6 adapter weights" if settings.trains_adapter else "6N"
+    return f"{weights} + 6 x layers x length x query width (causal attention), recomputation not counted"
+
+
+def model_flops_per_token(facts: ModelFacts, settings: Settings) -> float:
+    """Forward and backward FLOPs of a token: 6 a trained weight, 4 a frozen one (no weight gradient), and attention.
+
+    Source: Kaplan et al. 2020, section 2.1; N holds the output head and no embedding lookup, and of a mixture the
+    experts in use.
+    """
+    return _linear_flops(facts, settings) + attention_flops(facts, settings)
+
+
+def _linear_flops(facts: ModelFacts, settings: Settings) -> float:
+    if settings.trains_adapter:
+        return 4.0 * facts.matmul_parameters + 6.0 * state.adapter_parameters(facts, settings)
+    return 6.0 * facts.matmul_parameters
+
+
+def recompute_flops_per_token(facts: ModelFacts, settings: Settings) -> float:
+    """Second forward pass of the decoder under checkpointing, 2 a weight; the head runs once."""
+    if settings.checkpointing is Checkpointing.NONE:
+        return 0.0
+    share = 1.0 if settings.checkpointing is Checkpointing.FULL else 0.25
+    decoder = facts.matmul_parameters - facts.hidden_size * facts.vocab_size
+    return share * 2.0 * decoder
+
+
+def attention_flops(facts: ModelFacts, settings: Settings) -> float:
+    """Causal scores and values, forward and backward: 6 x layers x span x query width a token.
+
+    2 products x 2 FLOPs x half the span (causal), three times for forward and backward (Dao et al. 2022, appendix).
+    """
+    span = min(settings.seq_len, 2 * (facts.sliding_window or settings.seq_len))
+    return 6.0 * facts.num_layers * span * facts.query_width
+
+
+def efficiency_of(gpu: Gpu) -> rates.Efficiency:
+    return rates.EFFICIENCY.get(gpu.family, rates.UNKNOWN_EFFICIENCY)
+
+
+def _step_parts(facts: ModelFacts, settings: Settings, gpu: Gpu) -> dict[str, float]:
+    """Seconds of all micro-batches of a step on one GPU, by cause, without communication."""
+    split = settings.tensor_parallel * (settings.gpus if settings.placement is Placement.TP else 1)
+    share = settings.tokens * settings.grad_accum / split
+    compute = {
+        "matrix products": share * matmul_seconds(facts, settings, gpu),
+        "attention": share * attention_seconds(facts, settings, gpu),
+        "pointwise kernels": share * pointwise_seconds(facts, settings, gpu),
+        "adapters": share * adapter_seconds(facts, settings, gpu),
+        "dequantisation": settings.grad_accum * dequantise_seconds(facts, settings, gpu),
+    }
+    return {**compute, "launches": launch_seconds(facts, settings, sum(compute.values()))}
+
+
+def _passes(settings: Settings) -> float:
+    """Forward passes a backward pass is worth: forward 1, backward 2, recomputation 1."""
+    return (
+        3.0 + {Checkpointing.FULL: 1.0, Checkpointing.SELECTIVE: 0.5, Checkpointing.NONE: 0.0}[settings.checkpointing]
+    )
+
+
+def matmul_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a token, large matrix products at the family's efficiency."""
+    fill = facts.hidden_size / (facts.hidden_size + rates.SMALL_MATRIX_HIDDEN)
+    flops = _linear_flops(facts, settings) + recompute_flops_per_token(facts, settings)
+    seconds = flops / (gpu.flops * efficiency_of(gpu).matmul * fill)
+    return seconds + _fp32_head_seconds(facts, settings, gpu)
+
+
+def _fp32_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a token that the output head costs more where QLoRA preparation made the hidden states fp32."""
+    if not settings.upcast or stream_bytes(facts, settings) == 2:
+        return 0.0
+    efficiency = efficiency_of(gpu)
+    return 4.0 * facts.hidden_size * facts.vocab_size / (gpu.flops * efficiency.fp32 * 0.9)
+
+
+def attention_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a token; eager attention computes the masked half too and moves its scores through memory."""
+    flops = attention_flops(facts, settings)
+    if settings.checkpointing is Checkpointing.FULL:
+        flops *= 4 / 3
+    efficiency = efficiency_of(gpu)
+    if settings.attention is not Attention.EAGER:
+        return flops / (gpu.flops * efficiency.attention)
+    moved = facts.num_layers * facts.num_heads * settings.seq_len * 30.0
+    return 2 * flops / (gpu.flops * efficiency.matmul) + moved / (gpu.bandwidth * efficiency.bandwidth)
+
+
+def pointwise_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a token of norms, rotary embedding, activation, residual and loss: bytes over bandwidth."""
+    factor = rates.POINTWISE[settings.kernels]
+    if settings.compile:
+        factor = min(factor, rates.COMPILED_POINTWISE)
+    experts = max(1, facts.active_experts)
+    layer = stream_bytes(facts, settings) * (4 * facts.hidden_size + 3 * facts.intermediate_size * experts)
+    traffic = rates.LOGIT_TRAFFIC[settings.kernels]
+    if settings.loss is not Loss.FULL or settings.compile:
+        traffic = rates.LOGIT_TRAFFIC[Kernels.LIGER]
+    moved = factor * _passes(settings) * facts.num_layers * layer + traffic * facts.vocab_size
+    return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
+
+
+def adapter_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a token of adapters: passes over every adapted matrix' input and output."""
+    widths = sum(one.active * (one.in_features + one.out_features) for one in state.adapted_linears(facts, settings))
+    traffic = rates.ADAPTER_TRAFFIC * settings.adapter_dtype.bytes / 4 / (2 if settings.compile else 1)
+    moved = traffic * (_passes(settings) - 1) * widths
+    return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
+
+
+def dequantise_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds a micro-batch: every packed weight is unpacked in each pass over its layer."""
+    passes = 2 + (settings.checkpointing is Checkpointing.FULL)
+    moved = state.quantized_weights(facts, settings) * rates.DEQUANTISE_TRAFFIC * passes
+    return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
+
+
+def launch_seconds(facts: ModelFacts, settings: Settings, compute: float) -> float:
+    """What the host's launches exceed the GPU's work by, small batches only."""
+    host = facts.num_layers * _passes(settings) * rates.LAUNCH_SECONDS_A_LAYER * settings.grad_accum
+    if settings.method is not Method.FULL:
+        host *= 1.5
+    return max(0.0, host - compute)
+
+
+def optimizer_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """Seconds of one update: bytes moved over bandwidth, or over the host link where the state is offloaded."""
+    trained = state.trained_parameters(facts, settings) / divisors(settings).optimizer
+    width = state.trained_dtype(settings).bytes / 2
+    foreach = settings.foreach and settings.optimizer is Optimizer.ADAMW
+    traffic = (rates.STEP_TRAFFIC_FOREACH if foreach else rates.STEP_TRAFFIC_FUSED) * width
+    seconds = trained * traffic / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
+    host = state.optimizer_host_bytes(facts, settings) / divisors(settings).optimizer
+    if host:
+        seconds += 2 * host / _host_link(gpu) * (1 - rates.OVERLAP if settings.optimizer_in_backward else 1)
+    if settings.offload is Offload.PARAMS:
+        weights = state.decoder_weight_bytes(facts, settings) / divisors(settings).weights
+        seconds += 3 * settings.grad_accum * weights / _host_link(gpu)
+    return seconds
+
+
+def exposed_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware, compute: float) -> float:
+    """Communication of a step that computation does not hide."""
+    total = communication_seconds(facts, settings, hardware)
+    first_version = settings.placement in {Placement.FSDP, Placement.HSDP} and not settings.fsdp2
+    overlap = rates.OVERLAP_FSDP1 if first_version else rates.OVERLAP
+    hooks = rates.FSDP1_SECONDS_A_LAYER * facts.num_layers * settings.grad_accum if first_version else 0.0
+    return total - min(overlap * total, compute) + hooks
+
+
+def communication_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware) -> float:
+    """Seconds on the links in one step: ring collectives move (n - 1) / n of the bytes a GPU holds or sends.
+
+    DDP and ZeRO-1/2 reduce gradients (twice the bytes); FSDP and ZeRO-3 gather weights for forward and backward in
+    every micro-batch and scatter gradients; tensor parallel reduces four activations a layer (Shoeybi et al. 2019).
+    """
+    tp = settings.tensor_parallel if settings.placement is not Placement.TP else settings.gpus
+    seconds = 0.0
+    if tp > 1:
+        moved = 4 * 2 * settings.tokens * facts.hidden_size * 2 * facts.num_layers * (tp - 1) / tp
+        seconds += settings.grad_accum * moved / _link(hardware, within=True)
+    n = settings.data_parallel
+    if n < 2:
+        return seconds
+    trained = state.trained_parameters(facts, settings) * settings.compute_dtype.bytes
+    link = _link(hardware, within=n * tp <= len(hardware.gpus))
+    ring = (n - 1) / n / link
+    if not shards_weights(settings):
+        return seconds + 2 * trained * ring
+    weights = _gathered_weight_bytes(facts, settings)
+    return seconds + settings.grad_accum * (2 * weights + trained) / tp * ring
+
+
+def _gathered_weight_bytes(facts: ModelFacts, settings: Settings) -> float:
+    if settings.method is Method.QLORA:
+        return state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
+    return float(facts.parameters * settings.compute_dtype.bytes)
+
+
+def _link(hardware: Hardware, *, within: bool) -> float:
+    """Bytes a second and GPU that a ring reaches; across machines all their network ports carry it together."""
+    kind = "nvlink" if hardware.link is LinkKind.NVLINK else "pcie"
+    inside = (hardware.link_bytes_per_second or 12e9) * rates.RING_EFFICIENCY[kind]
+    if within or hardware.nodes == 1:
+        return inside
+    ports = hardware.network_bytes_per_second * max(1, len(hardware.gpus))
+    return min(inside, ports * rates.RING_EFFICIENCY["network"])
+
+
+def _host_link(gpu: Gpu) -> float:
+    return PCIE_BYTES_PER_SECOND.get(gpu.pcie_generation, 24e9)

@@ -1,0 +1,229 @@
+"""`choose_strategy`: every legal way to lay a run over the GPUs, with its figures; the fastest that fits wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sft_play.facts.hardware import GIB, Hardware
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.batch import Batch, allowed_batches, choose_batch
+from sft_play.plan.memory import Estimate, estimate
+from sft_play.plan.settings import Dtype, Method, Offload, Placement, Settings
+from sft_play.plan.speed import Speed, estimate_speed
+
+# Share of a GPU's memory that a plan leaves free: the memory model's error, and what else a desktop card shows.
+HEADROOM = 0.05
+# Strategies nearer than this are equally fast; the simpler one, earlier in ORDER, is taken.
+TIE = 0.02
+ORDER = (
+    Placement.SINGLE, Placement.DDP, Placement.ZERO1, Placement.ZERO2, Placement.FSDP, Placement.ZERO3,
+    Placement.HSDP, Placement.TP, Placement.LAYER_SPLIT,
+)  # fmt: skip
+_DEEPSPEED = frozenset({Placement.ZERO1, Placement.ZERO2, Placement.ZERO3})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One strategy with its offload."""
+
+    placement: Placement
+    offload: Offload = Offload.NONE
+
+    @property
+    def name(self) -> str:
+        plain = self.placement.value
+        return plain if self.offload is Offload.NONE else f"{plain} + {self.offload.value} offload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One legal strategy with its figures.
+
+    Attributes:
+        batch: the split taken, or the smallest one where nothing fits.
+        fits: within the smallest GPU's memory less the headroom, and within host memory where that is known.
+        reason: why it lost, or why it won.
+    """
+
+    layout: Layout
+    settings: Settings
+    batch: Batch
+    memory: Estimate
+    speed: Speed | None
+    fits: bool
+    reason: str = ""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.speed.tokens_per_second if self.speed else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """All candidates, in the order of ORDER, and the one taken; None where nothing fits."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    illegal: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest:
+    """What the config fixes of the batch; None stands for `auto`."""
+
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    global_batch: int | None = None
+
+
+def choose_strategy(
+    facts: ModelFacts, base: Settings, hardware: Hardware, request: BatchRequest, *, only: Sequence[Layout] = ()
+) -> Choice:
+    """The fastest strategy that fits, and why each other lost.
+
+    Args:
+        base: the run's settings; placement, batch and offload are replaced.
+        only: layouts to consider; all legal ones by default.
+
+    Raises:
+        ConfigError: the fixed batch values contradict each other under every layout.
+    """
+    illegal = {layout.name: why for layout in _layouts() if (why := why_illegal(facts, base, hardware, layout))}
+    wanted = only or [layout for layout in _layouts() if layout.name not in illegal]
+    found = tuple(evaluate_layout(facts, base, hardware, request, layout) for layout in wanted)
+    chosen = _fastest([one for one in found if one.fits])
+    return Choice(
+        candidates=tuple(replace(one, reason=_reason(one, chosen, hardware)) for one in found),
+        chosen=replace(chosen, reason=_reason(chosen, chosen, hardware)) if chosen else None,
+        illegal=illegal,
+    )
+
+
+def why_illegal(facts: ModelFacts, base: Settings, hardware: Hardware, layout: Layout) -> str:
+    """Why a layout cannot run at all here; empty where it can."""
+    gpus, placement = hardware.world_size, layout.placement
+    if layout.offload is not Offload.NONE and base.method is not Method.FULL:
+        return "an adapter's optimizer state is too small to be worth moving"
+    if not hardware.gpus:
+        return "" if placement is Placement.SINGLE else "needs GPUs"
+    if placement is Placement.SINGLE:
+        return "" if gpus == 1 else f"would leave {gpus - 1} of {gpus} GPUs idle"
+    if placement in {Placement.ZERO2, Placement.ZERO3} and layout.offload is not Offload.NONE:
+        return ""
+    if gpus < 2:
+        return "needs two GPUs or more"
+    if placement is Placement.HSDP and hardware.nodes < 2:
+        return "the same as fsdp on one machine"
+    if placement is Placement.TP:
+        return _why_no_tensor_parallel(facts, base, hardware)
+    if placement is Placement.LAYER_SPLIT and (hardware.nodes > 1 or facts.num_layers < gpus):
+        return "needs one machine with no more GPUs than layers"
+    return ""
+
+
+def _why_no_tensor_parallel(facts: ModelFacts, base: Settings, hardware: Hardware) -> str:
+    if hardware.nodes > 1:
+        return "every layer would wait for the network between machines"
+    if base.method is not Method.FULL:
+        return "adapters and 4-bit layers cannot be split by transformers' tensor-parallel plans"
+    if facts.num_kv_heads % hardware.world_size or facts.num_heads % hardware.world_size:
+        return f"{facts.num_kv_heads} key-value heads do not divide by {hardware.world_size} GPUs"
+    return ""
+
+
+def settings_for(base: Settings, hardware: Hardware, layout: Layout, batch: Batch | None = None) -> Settings:
+    """The run's settings under one layout.
+
+    DeepSpeed trains 16-bit weights with an fp32 master copy where the others keep fp32 weights.
+    """
+    changes: dict[str, object] = {
+        "placement": layout.placement,
+        "offload": layout.offload,
+        "gpus": hardware.world_size,
+        "sharding_factor": len(hardware.gpus) if layout.placement is Placement.HSDP else None,
+    }
+    if batch:
+        changes |= {"micro_batch": batch.micro_batch, "grad_accum": batch.grad_accum}
+    if layout.placement in _DEEPSPEED and base.method is Method.FULL and base.compute_dtype is not Dtype.FP32:
+        changes |= {"param_dtype": base.compute_dtype, "master_weights": base.param_dtype is Dtype.FP32}
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def evaluate_layout(
+    facts: ModelFacts, base: Settings, hardware: Hardware, request: BatchRequest, layout: Layout
+) -> Candidate:
+    """Figures of one layout at the batch split that suits it best."""
+    plain = settings_for(base, hardware, layout)
+    options = allowed_batches(
+        micro_batch=request.micro_batch,
+        grad_accum=request.grad_accum,
+        global_batch=request.global_batch,
+        data_parallel=plain.data_parallel,
+    )
+
+    def fits(batch: Batch) -> bool:
+        return fits_memory(estimate(facts, settings_for(base, hardware, layout, batch)), hardware)
+
+    def speed(batch: Batch) -> float:
+        found = estimate_speed(facts, settings_for(base, hardware, layout, batch), hardware)
+        return found.tokens_per_second if found else 0.0
+
+    taken = choose_batch(options, fits=fits, speed=speed)
+    batch = taken or min(options, key=lambda one: one.micro_batch)
+    settings = settings_for(base, hardware, layout, batch)
+    return Candidate(
+        layout=layout,
+        settings=settings,
+        batch=batch,
+        memory=estimate(facts, settings),
+        speed=estimate_speed(facts, settings, hardware),
+        fits=taken is not None,
+    )
+
+
+def fits_memory(memory: Estimate, hardware: Hardware) -> bool:
+    """Whether a run fits the smallest GPU with headroom, and its offloaded part the machine's RAM where known."""
+    if hardware.gpus and memory.needed_bytes > (1 - HEADROOM) * hardware.smallest_gpu_bytes:
+        return False
+    host = memory.host_bytes * max(1, len(hardware.gpus))
+    return not hardware.ram_bytes or host <= (1 - HEADROOM) * hardware.ram_bytes
+
+
+def _layouts() -> tuple[Layout, ...]:
+    """All layouts, the simplest first; offload after everything that stays on the GPU."""
+    return (
+        *(Layout(placement=placement) for placement in ORDER),
+        Layout(placement=Placement.ZERO2, offload=Offload.OPTIMIZER),
+        Layout(placement=Placement.ZERO3, offload=Offload.OPTIMIZER),
+        Layout(placement=Placement.ZERO3, offload=Offload.PARAMS),
+    )
+
+
+def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
+    if not fitting:
+        return None
+    best = max(one.tokens_per_second for one in fitting)
+    return next(one for one in fitting if one.tokens_per_second >= best * (1 - TIE))
+
+
+def _reason(one: Candidate, chosen: Candidate | None, hardware: Hardware) -> str:
+    if not one.fits:
+        return _why_not(one, hardware)
+    if chosen is None or one.layout == chosen.layout:
+        return f"the fastest that fits with {HEADROOM:.0%} to spare"
+    if not chosen.tokens_per_second:
+        return f"fits too; {chosen.layout.name} is simpler"
+    slower = 1 - one.tokens_per_second / chosen.tokens_per_second
+    if slower <= TIE:
+        return f"as fast as {chosen.layout.name}, which is simpler"
+    return f"fits, {slower:.0%} slower than {chosen.layout.name}"
+
+
+def _why_not(one: Candidate, hardware: Hardware) -> str:
+    needed, capacity = one.memory.needed_bytes / GIB, hardware.smallest_gpu_bytes / GIB
+    rows = f"micro-batch {one.batch.micro_batch}"
+    if hardware.gpus and needed > (1 - HEADROOM) * capacity:
+        return f"needs {needed:.1f} GiB a GPU at {rows} ({one.memory.peak_phase.value}); {capacity:.1f} are there"
+    host = one.memory.host_bytes * max(1, len(hardware.gpus)) / GIB
+    return f"needs {host:.0f} GiB of host memory; the machine has {hardware.ram_bytes / GIB:.0f}"

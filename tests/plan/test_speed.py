@@ -1,0 +1,94 @@
+"""Speed: formulas by hand, orders that must hold, and published figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sft_play.facts.hardware import parse_hardware
+from sft_play.facts.model import read_model_facts
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.settings import Attention, Checkpointing, Kernels, Loss, Method, Placement, Settings
+from sft_play.plan.speed import Speed, estimate_speed, model_flops_per_token, recompute_flops_per_token
+from sft_play.plan.state import adapter_parameters
+from tests.plan.conftest import run
+
+A100 = parse_hardware("1xA100-80")
+
+
+def speed(facts: ModelFacts, settings: Settings, machine: str = "1xA100-80") -> Speed:
+    found = estimate_speed(facts, settings, parse_hardware(machine))
+    assert found
+    return found
+
+
+def test_flops_a_token_by_hand(mistral: ModelFacts) -> None:
+    weights = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336) + 4096 * 32000
+    attention = 6 * 32 * 4096 * 4096
+    assert model_flops_per_token(mistral, run("full")) == 6 * weights + attention
+    adapters = adapter_parameters(mistral, run("lora"))
+    assert adapters == 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    assert model_flops_per_token(mistral, run("lora")) == 4 * weights + 6 * adapters + attention
+    assert recompute_flops_per_token(mistral, run("full")) == 2 * (weights - 4096 * 32000)
+
+
+def test_a_mixture_counts_the_experts_in_use() -> None:
+    facts = read_model_facts("mistralai/Mixtral-8x7B-Instruct-v0.1")
+    assert model_flops_per_token(facts, run("full")) < 6.5 * facts.active_parameters
+    assert speed(facts, run("qlora")).tokens_per_second > 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels", "published"),
+    [
+        ("full", Kernels.HF, 3143),
+        ("full", Kernels.TRITON, 3546),
+        ("lora", Kernels.HF, 3354),
+        ("qlora", Kernels.HF, 3662),
+    ],
+)
+def test_7b_on_an_a100(mistral: ModelFacts, method: str, kernels: Kernels, published: int) -> None:
+    assert speed(mistral, run(method, kernels=kernels, foreach=True)).tokens_per_second == pytest.approx(
+        published, rel=0.15
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "published"),
+    [("Qwen/Qwen3-8B", "lora", 9100), ("Qwen/Qwen3-4B", "lora", 12800), ("Qwen/Qwen3-8B", "qlora", 8400)],
+)
+def test_figures_that_nothing_was_fitted_to_h200_unsloth(name: str, method: str, published: int) -> None:
+    one = Settings(
+        method=Method(method), micro_batch=4, seq_len=2048, grad_accum=4, attention=Attention.FLASH,
+        kernels=Kernels.UNSLOTH, loss=Loss.FUSED,
+    )  # fmt: skip
+    assert speed(read_model_facts(name), one, "1xH200").tokens_per_second == pytest.approx(published, rel=0.2)
+
+
+def test_orders_that_must_hold(mistral: ModelFacts) -> None:
+    one = run("full", micro_batch=2)
+    plain = speed(mistral, one).tokens_per_second
+    assert speed(mistral, replace(one, checkpointing=Checkpointing.NONE)).tokens_per_second > plain
+    assert speed(mistral, replace(one, method=Method.LORA)).tokens_per_second > plain
+    assert speed(mistral, replace(one, kernels=Kernels.HF)).tokens_per_second < plain
+    assert speed(mistral, one, "1xH100").tokens_per_second > plain
+    assert speed(mistral, replace(one, attention=Attention.EAGER)).tokens_per_second < plain
+
+
+def test_more_gpus_are_faster_together_and_slower_each(mistral: ModelFacts) -> None:
+    one = run("lora", placement=Placement.DDP)
+    rates = [speed(mistral, replace(one, gpus=n), f"{n}xRTX4090") for n in (2, 4, 8)]
+    assert rates[0].tokens_per_second < rates[1].tokens_per_second < rates[2].tokens_per_second
+    assert rates[0].tokens_per_second_per_gpu >= rates[2].tokens_per_second_per_gpu
+
+
+def test_mfu_stays_below_one_and_names_its_formula(mistral: ModelFacts) -> None:
+    found = speed(mistral, run("lora"))
+    assert 0.2 < found.mfu < 0.7
+    assert "4N" in found.formula
+    assert sum(found.parts.values()) == pytest.approx(found.step_seconds)
+
+
+def test_without_a_gpu_there_is_no_figure(mistral: ModelFacts) -> None:
+    assert estimate_speed(mistral, run("lora"), parse_hardware("cpu")) is None
