@@ -12,8 +12,8 @@ from typing import Any
 
 from sft_play.cli.options import Options, positive
 from sft_play.errors import DataError, ModelError, UsageError
-from sft_play.facts.accelerator import probe_gpus
 from sft_play.facts.locate import locate_model
+from sft_play.facts.probe import probe_hardware
 
 QUIT_WORDS = ("/quit", "/exit")
 
@@ -68,7 +68,7 @@ def load(environ: Mapping[str, str]) -> Any:
     if run_json and not run_json.is_file():
         raise ModelError("there is no run.json", where=str(run), fix="ls runs shows the runs")
     located = None if run else locate_model(str(model), None)
-    if not probe_gpus(environ):
+    if not probe_hardware(environment=environ).gpus:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # see launch/spec.py
     import transformers
 

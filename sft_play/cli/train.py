@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
 from sft_play.errors import DiskFullError, ExitCode, ResumeRefusedError, UsageError
-from sft_play.facts.accelerator import probe_gpus
-from sft_play.facts.locate import ModelFolder, locate_model
+from sft_play.facts.locate import locate_model
+from sft_play.facts.model import read_model_facts
+from sft_play.facts.probe import probe_hardware
+from sft_play.facts.shapes import ModelFacts
 from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
-from sft_play.plan.build import make_plan
+from sft_play.plan.build import PlanInputs, choose, make_plan
 from sft_play.plan.disk import estimate_run_bytes
+from sft_play.plan.select import select_gpus
+from sft_play.plan.settings import Placement
+from sft_play.plan.strategy import Layout
 from sft_play.record.checkpoints import newest_first, newest_good
 from sft_play.record.run_dir import RunDir, config_hash, locked, run_name
 from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp
+
+SINGLE = (Layout(placement=Placement.SINGLE),)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -38,14 +46,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     refuse_unavailable(resolved)
     announce(resolved)
     config = resolved.config
-    plan = make_plan(config, probe_gpus(environ))
+    hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
     model = locate_model(config.model.name, config.model.revision)
+    facts = read_model_facts(str(model.path))
+    plan_inputs = PlanInputs(config=config, hardware=hardware, facts=facts, only=SINGLE)
+    choose(plan_inputs)  # what contradicts itself comes out before the data is read
     run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config))
     run.create()
     with locked(run):
         start_from = where_to_start(run, config)
-        check_disk(run, config, model)
-        prepared = prepare_data(config, model, run)
+        check_disk(run, config, facts)
+        prepared = prepare_data(config, model.path)
+        plan = make_plan(replace(plan_inputs, data=prepared.facts))
         for reason in plan.reasons:
             say(reason)
         stamp = make_stamp(config, plan, prepared.facts.fingerprint)
@@ -123,23 +135,23 @@ def shelve(run: RunDir) -> None:
     say(f"the earlier attempt lies in {shelf}")
 
 
-def check_disk(run: RunDir, config: Config, model: ModelFolder) -> None:
+def check_disk(run: RunDir, config: Config, facts: ModelFacts) -> None:
     """Refuse a run whose checkpoints cannot fit.
 
     Raises:
         DiskFullError: with the bytes needed and free.
     """
-    needed, free = estimate_run_bytes(config, model.weight_bytes), shutil.disk_usage(run.path).free
+    needed, free = estimate_run_bytes(config, facts), shutil.disk_usage(run.path).free
     if needed > free:
         gib = 2**30
         raise DiskFullError(f"about {needed / gib:.1f} GiB are needed and {free / gib:.1f} free", where=str(run.path))
 
 
-def prepare_data(config: Config, model: ModelFolder, run: RunDir) -> Any:
+def prepare_data(config: Config, model_path: Path) -> Any:
     """Tokenise the rows, or take them from the cache."""
     from sft_play.data.prepare import prepare
 
-    return prepare(config, model.path, Path(config.run.output_dir) / ".cache" / "tokens", say)
+    return prepare(config, model_path, Path(config.run.output_dir) / ".cache" / "tokens", say)
 
 
 def summarise(run: RunDir) -> None:

@@ -10,6 +10,8 @@ from sft_play.errors import ConfigError
 DEFAULT_GLOBAL_BATCH = 32
 # A larger micro-batch must be worth its memory: the smallest within this of the best predicted speed is taken.
 SPEED_TOLERANCE = 0.03
+# More rows at once do not make a CPU faster, and cost memory.
+ROWS_AT_UNKNOWN_SPEED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ def choose_batch(
     Args:
         options: in any order.
         fits: whether the memory of one split fits; assumed to be monotonic in the micro-batch.
-        speed: tokens a second; 0 where unknown, and then the largest micro-batch that fits is taken.
+        speed: tokens a second; 0 where unknown (a CPU), and then the largest that fits, of at most 8 rows, is taken.
     """
     fitting = []
     for option in sorted(options, key=lambda one: one.micro_batch):
@@ -119,5 +121,11 @@ def choose_batch(
         return None
     best = max(rate for rate, _ in fitting)
     if best <= 0:
-        return fitting[-1][1]
+        return max(
+            (one for _, one in fitting if one.micro_batch <= ROWS_AT_UNKNOWN_SPEED), key=_rows, default=fitting[0][1]
+        )
     return next(option for rate, option in fitting if rate >= best * (1 - SPEED_TOLERANCE))
+
+
+def _rows(batch: Batch) -> int:
+    return batch.micro_batch

@@ -1,24 +1,55 @@
-"""The plan of a run: every automatic value decided, with the reason beside it."""
+"""The plan of a run: every automatic value decided from the figures, with the reason beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sft_play.config.schema import Config, TuningMode
-from sft_play.errors import ConfigError, EnvironmentProblem
-from sft_play.facts.accelerator import CPU, Accelerator
+from sft_play.config.schema import Config
+from sft_play.errors import ConfigError
+from sft_play.facts.data import DataFacts
+from sft_play.facts.hardware import GIB, Gpu, Hardware
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
+from sft_play.plan.nearest import nearest_fitting
+from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
+from sft_play.plan.settings import Checkpointing
+from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy
 
-# Micro-batch and global batch where the config leaves both open; common in guides for one GPU.
-DEFAULT_MICRO_BATCH = 8
-DEFAULT_GLOBAL_BATCH = 32
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """What a plan is made from.
+
+    Attributes:
+        hardware: the GPUs that the run takes, and no others.
+        data: None where the rows are not prepared; every row is then taken to be `model.max_seq_len` long.
+        only: layouts to choose from; empty for all.
+    """
+
+    config: Config
+    hardware: Hardware
+    facts: ModelFacts
+    data: DataFacts | None = None
+    only: Sequence[Layout] = ()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The smallest GPU; None on a machine without."""
+        return min(self.hardware.gpus, key=lambda gpu: gpu.memory_bytes, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will run. The worker applies it as it stands and checks that it was applied."""
+    """What will run. The worker applies it as it stands and checks that it was applied.
+
+    Attributes:
+        device: `cuda` or `cpu`; `device_uuid` names the GPU whatever CUDA_VISIBLE_DEVICES says.
+        predicted: allocated_bytes, device_bytes, tokens_per_second (0 where unknown), step_seconds.
+    """
 
     strategy: str
+    offload: str
     world_size: int
     device: str
     device_name: str
@@ -26,159 +57,109 @@ class Plan:
     micro_batch: int
     grad_accum: int
     global_batch: int
+    seq_len: int
     dtype: str
     autocast: str
     attention: str
     optimizer: str
     gradient_checkpointing: bool
     pin_memory: bool
+    predicted: dict[str, float]
     reasons: tuple[str, ...]
 
 
-def make_plan(config: Config, gpus: Sequence[Accelerator]) -> Plan:
-    """Decide every `auto` of a single-process run.
+def choose(inputs: PlanInputs) -> Choice:
+    """Every legal layout with its figures, and the one taken.
 
     Raises:
-        EnvironmentProblem: a GPU was asked for and none is there.
-        ConfigError: the batch does not divide, or the device lacks a precision that the config asks for.
+        ConfigError: batch values that contradict each other, or a precision or kernel that the device lacks.
     """
-    device = choose_device(config, gpus)
-    micro_batch, grad_accum, batch_reason = solve_batch(config, world_size=1)
-    dtype, dtype_reason = choose_dtype(config, device)
-    autocast, autocast_reason = choose_autocast(config, device)
-    checkpointing = config.train.gradient_checkpointing
-    on_gpu = device.kind == "cuda"
+    config = inputs.config
+    variants = settings_variants(config, inputs.gpu, inputs.data)
+    return choose_strategy(inputs.facts, variants, inputs.hardware, batch_request(config), only=inputs.only)
+
+
+def make_plan(inputs: PlanInputs) -> Plan:
+    """The plan that the figures choose.
+
+    Raises:
+        ConfigError: nothing fits: with the figures of the best attempt, and the nearest setting that would fit.
+    """
+    choice = choose(inputs)
+    if choice.chosen is None:
+        raise does_not_fit(inputs, choice)
+    return plan_of(inputs, choice.chosen)
+
+
+def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
+    """A candidate as a plan."""
+    config, gpu, settings = inputs.config, inputs.gpu, candidate.settings
     pin = config.train.dataloader_pin_memory
+    speed = candidate.speed
     return Plan(
-        strategy="single",
-        world_size=1,
-        device=device.kind,
-        device_name=device.name,
-        device_uuid=device.uuid,
-        micro_batch=micro_batch,
-        grad_accum=grad_accum,
-        global_batch=micro_batch * grad_accum,
-        dtype=dtype,
-        autocast=autocast,
-        attention=_choose_attention(config, device),
-        optimizer=_choose_optimizer(config, device),
-        gradient_checkpointing=on_gpu if checkpointing == "auto" else checkpointing,
-        pin_memory=on_gpu if pin == "auto" else pin,
-        reasons=(f"device {device.name}", batch_reason, dtype_reason, autocast_reason),
+        strategy=candidate.layout.placement.value,
+        offload=candidate.layout.offload.value,
+        world_size=settings.gpus,
+        device="cuda" if gpu else "cpu",
+        device_name=name_of(gpu),
+        device_uuid=gpu.uuid if gpu else "",
+        micro_batch=settings.micro_batch,
+        grad_accum=settings.grad_accum,
+        global_batch=settings.global_batch,
+        seq_len=settings.seq_len,
+        dtype=settings.param_dtype.value,
+        autocast=settings.compute_dtype.value,
+        attention=choose_attention(config, gpu),
+        optimizer=choose_optimizer(config, gpu),
+        gradient_checkpointing=settings.checkpointing is not Checkpointing.NONE,
+        pin_memory=gpu is not None if pin == "auto" else pin,
+        predicted={
+            "allocated_bytes": candidate.memory.allocated_bytes,
+            "device_bytes": candidate.memory.device_bytes,
+            "tokens_per_second": round(speed.tokens_per_second, 1) if speed else 0.0,
+            "step_seconds": round(speed.step_seconds, 4) if speed else 0.0,
+        },
+        reasons=reasons(inputs, candidate),
     )
 
 
-def choose_device(config: Config, gpus: Sequence[Accelerator]) -> Accelerator:
-    """The GPU that `dist.gpus` names, the first one where it names none, the CPU where there is none.
-
-    Raises:
-        EnvironmentProblem: `dist.gpus` asks for a GPU that is not there.
-    """
-    asked = config.dist.gpus
-    if asked is None or asked == "all" or asked == 0:
-        return gpus[0] if gpus else CPU
-    index = asked[0] if isinstance(asked, tuple) else 0
-    if index < len(gpus):
-        return gpus[index]
-    seen = f"{len(gpus)} seen" if gpus else "no GPU is seen by NVML"
-    raise EnvironmentProblem(
-        f"GPU {index} was asked for and {seen}",
-        where="dist.gpus",
-        fix="remove dist.gpus to run on the CPU, or check the driver with nvidia-smi and CUDA_VISIBLE_DEVICES",
-    )
-
-
-def solve_batch(config: Config, *, world_size: int) -> tuple[int, int, str]:
-    """(micro-batch, accumulation, the arithmetic in words); their product with `world_size` is the global batch.
-
-    A global batch that the config states is met exactly; the default one is met as nearly as the rest allows.
-
-    Raises:
-        ConfigError: what is fixed does not divide the global batch.
-    """
-    train = config.train
-    stated = train.global_batch_size
-    total = stated or DEFAULT_GLOBAL_BATCH
-    rows, rest = divmod(total, world_size)
-    exact = [
-        (m, a) for m in _choices(train.batch_size, rows) for a in _choices(train.grad_accum, rows) if m * a == rows
-    ]
-    small = [pair for pair in exact if pair[0] <= DEFAULT_MICRO_BATCH]
-    if small and not rest:
-        micro, accum = max(small)
-    elif stated and exact and not rest:
-        micro, accum = min(exact)
-    elif stated:
-        raise ConfigError(
-            f"{stated} is not batch_size {train.batch_size} x grad_accum {train.grad_accum} x {world_size}",
-            where="train.global_batch_size",
-            fix="choose a multiple, or leave batch_size or grad_accum at auto",
-        )
-    else:
-        fixed_accum = 1 if train.grad_accum == "auto" else train.grad_accum
-        room = max(1, min(DEFAULT_MICRO_BATCH, rows // fixed_accum))
-        micro = room if train.batch_size == "auto" else train.batch_size
-        accum = max(1, rows // micro) if train.grad_accum == "auto" else train.grad_accum
-    why = "as asked" if stated else "default" if micro * accum * world_size == total else "as configured"
-    return micro, accum, f"global batch {micro * accum * world_size} = {micro} x {accum} x {world_size} ({why})"
-
-
-def _choices(value: int | str, rows: int) -> list[int]:
-    """A fixed value, or under `auto` every divisor of the rows that one rank takes in a step."""
-    if isinstance(value, int):
-        return [value]
-    return [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
-
-
-def choose_dtype(config: Config, device: Accelerator) -> tuple[str, str]:
-    """(type of the weights, reason). Full fine-tuning keeps fp32 weights: bf16 ones lose small updates.
-
-    Raises:
-        ConfigError: bf16 weights on a GPU without bf16.
-    """
-    asked = config.model.dtype
-    if asked == "bf16" and not device.has_bf16:
-        raise ConfigError(f"{device.name} has no bf16", where="model.dtype", fix="use fp16 or auto")
+def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
+    """One line for each value that was decided here."""
+    config, settings = inputs.config, candidate.settings
+    asked = config.train.gradient_checkpointing
+    on = settings.checkpointing is not Checkpointing.NONE
     if asked != "auto":
-        return asked, f"weights {asked}, as configured"
-    if config.tuning.mode is TuningMode.FULL:
-        return "fp32", "weights fp32: small updates are lost in 16 bits"
-    if device.has_bf16:
-        return "bf16", "weights bf16: frozen under the adapter"
-    return "fp16", f"weights fp16: {device.name} has no bf16"
+        checkpointing = "as configured"
+    elif on:
+        checkpointing = "without it this batch does not fit or is slower"
+    else:
+        checkpointing = "everything fits without recomputing"
+    length = longest_row(config, inputs.data)
+    source = "the longest row" if inputs.data else "model.max_seq_len; the data is not prepared yet"
+    return (
+        f"strategy {candidate.layout.name}: {candidate.reason}",
+        f"batch: {candidate.batch.arithmetic()}",
+        f"length {length} tokens: {source}",
+        choose_dtype(config, inputs.gpu)[1],
+        choose_autocast(config, inputs.gpu)[1],
+        f"gradient checkpointing {'on' if on else 'off'}: {checkpointing}",
+        "loss in chunks: logits are never held whole",
+        f"attention {choose_attention(config, inputs.gpu)}",
+    )
 
 
-def choose_autocast(config: Config, device: Accelerator) -> tuple[str, str]:
-    """(type of mixed precision, reason).
-
-    Raises:
-        ConfigError: bf16 or fp16 where the device lacks it.
-    """
-    train = config.train
-    if train.fp16:
-        if device.kind == "cpu":
-            raise ConfigError("fp16 training needs a GPU", where="train.fp16", fix="use bf16 or auto")
-        return "fp16", "mixed precision fp16, as configured"
-    if train.bf16 is True and not device.has_bf16:
-        raise ConfigError(f"{device.name} has no bf16", where="train.bf16", fix="set train.fp16: true instead")
-    if train.bf16 is False or config.model.dtype == "fp32":
-        return "fp32", "no mixed precision"
-    if device.has_bf16:
-        return "bf16", "mixed precision bf16"
-    return "fp16", f"mixed precision fp16: {device.name} has no bf16"
+def does_not_fit(inputs: PlanInputs, choice: Choice) -> ConfigError:
+    """The error for a config that fits nowhere: the nearest miss with its figures, and what would fit."""
+    if not choice.candidates:
+        why = "; ".join(f"{name}: {reason}" for name, reason in choice.illegal.items())
+        return ConfigError(f"no strategy is possible here ({why})", where="dist.strategy", fix="use strategy: auto")
+    best = min(choice.candidates, key=lambda one: one.memory.needed_bytes)
+    forced = f"strategy {best.layout.name} does not fit" if inputs.only else "no strategy fits"
+    return ConfigError(
+        f"{forced} {inputs.facts.name}: {best.reason}", where="the plan", fix=nearest_fitting(inputs, choose)
+    )
 
 
-def _choose_attention(config: Config, device: Accelerator) -> str:
-    asked = config.model.attention
-    if asked.startswith("flash") and device.kind == "cpu":
-        raise ConfigError(f"{asked} needs a GPU", where="model.attention", fix="use sdpa or auto")
-    return "sdpa" if asked == "auto" else asked
-
-
-def _choose_optimizer(config: Config, device: Accelerator) -> str:
-    asked = config.train.optim
-    if device.kind == "cpu" and asked.startswith("paged"):
-        raise ConfigError(f"{asked} pages GPU memory and needs a GPU", where="train.optim", fix="use adamw_torch")
-    if asked == "auto":
-        return "adamw_torch_fused" if device.kind == "cuda" else "adamw_torch"
-    return asked
+def gib(number: float) -> str:
+    """Bytes as GiB with one decimal."""
+    return f"{number / GIB:.1f}"

@@ -1,28 +1,28 @@
-"""Bytes a run writes to disk, estimated from above."""
+"""Bytes a run writes to disk."""
 
 from __future__ import annotations
 
-from sft_play.config.schema import Config, TuningMode
+from sft_play.config.schema import Config
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.derive import shape_settings
+from sft_play.plan.state import trained_parameters
 
-# Adapters of every linear layer hold about 0.55% of the base's parameters at rank 16 (SmolLM2-135M: 3.6%,
-# Llama-3-8B: 0.52%), so a twentieth at rank 16 covers the small models too.
-ADAPTER_SHARE_AT_RANK_16 = 0.05
-# Bytes a trained weight takes in a checkpoint: fp32 weight, two fp32 moments of AdamW.
+# Bytes a trained weight takes in a checkpoint: fp32 weight and two fp32 moments of AdamW; other optimizers less.
 CHECKPOINT_BYTES_A_WEIGHT = 12
+RESULT_BYTES_A_WEIGHT = 4
 # Tokenised rows, logs and event files.
 OTHER_BYTES = 64 * 2**20
+# Checkpoints counted where `save_total_limit` keeps all of them.
+UNLIMITED = 10
 
 
-def estimate_run_bytes(config: Config, weight_bytes: int) -> int:
-    """Checkpoints (those kept and the one being written), the result, and the rest.
+def checkpoint_bytes(config: Config, facts: ModelFacts) -> int:
+    """One checkpoint: trained weights and optimizer state."""
+    return CHECKPOINT_BYTES_A_WEIGHT * trained_parameters(facts, shape_settings(config))
 
-    Args:
-        weight_bytes: size of the base model's 16-bit weight files.
-    """
-    weights = weight_bytes / 2
-    if config.tuning.mode is TuningMode.FULL:
-        trained = weights
-    else:
-        trained = weights * min(1.0, ADAPTER_SHARE_AT_RANK_16 * config.tuning.lora.r / 16)
-    kept = 0 if config.train.save_strategy == "no" else (config.train.save_total_limit or 10) + 1
-    return int(trained * (CHECKPOINT_BYTES_A_WEIGHT * kept + 4)) + OTHER_BYTES
+
+def estimate_run_bytes(config: Config, facts: ModelFacts) -> int:
+    """The checkpoints kept and the one being written, the result, and the rest."""
+    one = checkpoint_bytes(config, facts)
+    kept = 0 if config.train.save_strategy == "no" else (config.train.save_total_limit or UNLIMITED) + 1
+    return one * kept + one * RESULT_BYTES_A_WEIGHT // CHECKPOINT_BYTES_A_WEIGHT + OTHER_BYTES

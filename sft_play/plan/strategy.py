@@ -78,26 +78,43 @@ class BatchRequest:
 
 
 def choose_strategy(
-    facts: ModelFacts, base: Settings, hardware: Hardware, request: BatchRequest, *, only: Sequence[Layout] = ()
+    facts: ModelFacts,
+    variants: Sequence[Settings],
+    hardware: Hardware,
+    request: BatchRequest,
+    *,
+    only: Sequence[Layout] = (),
 ) -> Choice:
     """The fastest strategy that fits, and why each other lost.
 
     Args:
-        base: the run's settings; placement, batch and offload are replaced.
+        variants: the run's settings, at least one, such as without and with checkpointing; each layout takes the
+            one that suits it. Placement, batch and offload are replaced.
         only: layouts to consider; all legal ones by default.
 
     Raises:
         ConfigError: the fixed batch values contradict each other under every layout.
     """
+    base = variants[0]
     illegal = {layout.name: why for layout in _layouts() if (why := why_illegal(facts, base, hardware, layout))}
     wanted = only or [layout for layout in _layouts() if layout.name not in illegal]
-    found = tuple(evaluate_layout(facts, base, hardware, request, layout) for layout in wanted)
+    found = tuple(
+        _better([evaluate_layout(facts, one, hardware, request, layout) for one in variants]) for layout in wanted
+    )
     chosen = _fastest([one for one in found if one.fits])
     return Choice(
         candidates=tuple(replace(one, reason=_reason(one, chosen, hardware)) for one in found),
         chosen=replace(chosen, reason=_reason(chosen, chosen, hardware)) if chosen else None,
         illegal=illegal,
     )
+
+
+def _better(candidates: Sequence[Candidate]) -> Candidate:
+    """The variant that fits and is fastest; where none fits, the one that needs least. The first wins a tie."""
+    fitting = [one for one in candidates if one.fits]
+    if fitting:
+        return max(fitting, key=lambda one: one.tokens_per_second)
+    return min(candidates, key=lambda one: one.memory.needed_bytes)
 
 
 def why_illegal(facts: ModelFacts, base: Settings, hardware: Hardware, layout: Layout) -> str:
@@ -186,6 +203,8 @@ def fits_memory(memory: Estimate, hardware: Hardware) -> bool:
     """Whether a run fits the smallest GPU with headroom, and its offloaded part the machine's RAM where known."""
     if hardware.gpus and memory.needed_bytes > (1 - HEADROOM) * hardware.smallest_gpu_bytes:
         return False
+    if not hardware.gpus and hardware.ram_bytes:
+        return memory.allocated_bytes <= (1 - HEADROOM) * hardware.ram_bytes
     host = memory.host_bytes * max(1, len(hardware.gpus))
     return not hardware.ram_bytes or host <= (1 - HEADROOM) * hardware.ram_bytes
 
@@ -225,5 +244,8 @@ def _why_not(one: Candidate, hardware: Hardware) -> str:
     rows = f"micro-batch {one.batch.micro_batch}"
     if hardware.gpus and needed > (1 - HEADROOM) * capacity:
         return f"needs {needed:.1f} GiB a GPU at {rows} ({one.memory.peak_phase.value}); {capacity:.1f} are there"
+    if not hardware.gpus:
+        used = one.memory.allocated_bytes / GIB
+        return f"needs {used:.1f} GiB of memory at {rows}; the machine has {hardware.ram_bytes / GIB:.1f}"
     host = one.memory.host_bytes * max(1, len(hardware.gpus)) / GIB
     return f"needs {host:.0f} GiB of host memory; the machine has {hardware.ram_bytes / GIB:.0f}"

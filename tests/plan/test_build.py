@@ -1,4 +1,4 @@
-"""The batch arithmetic: the product is exact or the config is refused."""
+"""From a config to a plan: precision, device, batch, and the refusal of what does not fit."""
 
 from __future__ import annotations
 
@@ -8,71 +8,129 @@ from typing import Any
 import pytest
 
 from sft_play.config.schema import Config
-from sft_play.errors import ConfigError
-from sft_play.facts.accelerator import Accelerator
-from sft_play.plan.build import choose_autocast, choose_dtype, make_plan, solve_batch
+from sft_play.errors import ConfigError, EnvironmentProblem
+from sft_play.facts.hardware import parse_hardware
+from sft_play.facts.model import read_model_facts
+from sft_play.plan.build import PlanInputs, make_plan
+from sft_play.plan.precision import choose_autocast, choose_dtype
+from sft_play.plan.select import allowed_layouts, select_gpus
+from sft_play.plan.settings import Placement
+from sft_play.plan.strategy import Layout
 
-T4 = Accelerator(kind="cuda", name="T4", capability=(7, 5), uuid="GPU-1")
-A100 = Accelerator(kind="cuda", name="A100", capability=(8, 0), uuid="GPU-2")
+MODEL = "meta-llama/Llama-3.2-1B"
+T4, A100 = parse_hardware("1xT4").gpus[0], parse_hardware("1xA100-80").gpus[0]
 
 
-def config(**train: Any) -> Config:
-    return Config.model_validate({"model": {"name": "m"}, "data": {"train": "t"}, "train": train})
+def config(**sections: dict[str, Any]) -> Config:
+    base: dict[str, Any] = {"model": {"name": MODEL}, "data": {"train": "t"}}
+    for section, keys in sections.items():
+        base[section] = {**base.get(section, {}), **keys}
+    return Config.model_validate(base)
 
 
-@pytest.mark.parametrize(
-    ("train", "world", "expected"),
-    [
-        ({}, 1, (8, 4)),
-        ({"global_batch_size": 6}, 1, (6, 1)),
-        ({"global_batch_size": 14}, 1, (7, 2)),
-        ({"batch_size": 4}, 1, (4, 8)),
-        ({"batch_size": 64}, 1, (64, 1)),
-        ({"grad_accum": 4}, 1, (8, 4)),
-        ({"grad_accum": 1}, 1, (8, 1)),
-        ({"grad_accum": 1, "global_batch_size": 32}, 1, (32, 1)),
-        ({"batch_size": 3}, 1, (3, 10)),
-        ({"batch_size": 3, "grad_accum": 5}, 2, (3, 5)),
-        ({"global_batch_size": 32}, 4, (8, 1)),
-    ],
-)
-def test_automatic_values(train: dict[str, Any], world: int, expected: tuple[int, int]) -> None:
-    assert solve_batch(config(**train), world_size=world)[:2] == expected
+def inputs(machine: str, name: str = MODEL, **sections: dict[str, Any]) -> PlanInputs:
+    made = config(**sections)
+    return PlanInputs(
+        config=made, hardware=parse_hardware(machine), facts=read_model_facts(name), only=allowed_layouts(made)
+    )
+
+
+def test_a_cpu_gets_eight_rows_and_the_default_global_batch() -> None:
+    plan = make_plan(inputs("cpu"))
+    assert (plan.micro_batch, plan.grad_accum, plan.global_batch) == (8, 4, 32)
+    assert (plan.device, plan.optimizer, plan.pin_memory) == ("cpu", "adamw_torch", False)
 
 
 def test_the_product_is_exact_for_every_combination() -> None:
-    for total, micro, accum, world in product([None, 1, 6, 32, 37], ["auto", 1, 3, 8], ["auto", 1, 4], [1, 2, 3, 8]):
-        made = config(global_batch_size=total, batch_size=micro, grad_accum=accum)
+    for total, micro, accum, machine in product(
+        [None, 6, 32, 37], ["auto", 1, 3, 8], ["auto", 1, 4], ["cpu", "2xA100-80", "8xA100-80"]
+    ):
         try:
-            rows, times, reason = solve_batch(made, world_size=world)
+            plan = make_plan(
+                inputs(machine, train={"global_batch_size": total, "batch_size": micro, "grad_accum": accum})
+            )
         except ConfigError:
             continue
-        assert micro in ("auto", rows)
-        assert accum in ("auto", times)
-        assert total in (None, rows * times * world)
-        assert f"global batch {rows * times * world} = {rows} x {times} x {world}" in reason
+        ranks = 1 if plan.strategy in ("single", "tp", "layer_split") else plan.world_size
+        assert micro in ("auto", plan.micro_batch)
+        assert accum in ("auto", plan.grad_accum)
+        assert plan.micro_batch * plan.grad_accum * ranks == plan.global_batch
+        assert total in (None, plan.global_batch)
 
 
-def test_what_cannot_divide_is_refused() -> None:
+def test_batch_values_that_contradict_each_other_are_refused() -> None:
     for train in (
         {"batch_size": 3, "global_batch_size": 32},
         {"batch_size": 2, "grad_accum": 2, "global_batch_size": 8},
     ):
-        with pytest.raises(ConfigError):
-            solve_batch(config(**train), world_size=1)
+        with pytest.raises(ConfigError, match="train"):
+            make_plan(inputs("cpu", train=train))
 
 
 def test_a_gpu_without_bf16_gets_fp16_and_never_bf16() -> None:
     assert choose_dtype(config(), T4)[0] == "fp16"
     assert choose_autocast(config(), T4)[0] == "fp16"
     assert choose_autocast(config(), A100)[0] == "bf16"
+    assert choose_dtype(config(tuning={"mode": "full"}), A100)[0] == "fp32"
     with pytest.raises(ConfigError, match=r"train\.bf16"):
-        choose_autocast(config(bf16=True), T4)
+        choose_autocast(config(train={"bf16": True}), T4)
+    with pytest.raises(ConfigError, match=r"model\.dtype"):
+        choose_dtype(config(model={"dtype": "bf16"}), T4)
 
 
-def test_the_gpu_of_dist_gpus_is_taken() -> None:
-    two = Config.model_validate({"model": {"name": "m"}, "data": {"train": "t"}, "dist": {"gpus": [1]}})
-    plan = make_plan(two, [T4, A100])
-    assert (plan.device_name, plan.device_uuid) == ("A100", "GPU-2")
-    assert plan.optimizer == "adamw_torch_fused"
-    assert plan.gradient_checkpointing
+def test_gpus_are_selected_by_count_by_id_or_all() -> None:
+    machine = parse_hardware("4xA100-80")
+    assert len(select_gpus(machine, None, default_count=1).gpus) == 1
+    assert len(select_gpus(machine, None, default_count=None).gpus) == 4
+    assert len(select_gpus(machine, "all", default_count=1).gpus) == 4
+    assert [gpu.index for gpu in select_gpus(machine, (1, 3), default_count=1).gpus] == [1, 3]
+    assert select_gpus(machine, 1, default_count=None).link_bytes_per_second == 0
+    with pytest.raises(EnvironmentProblem, match="GPU 4 was asked for and 4 are there"):
+        select_gpus(machine, 5, default_count=1)
+    with pytest.raises(EnvironmentProblem, match="no GPU is seen"):
+        select_gpus(parse_hardware("cpu"), 1, default_count=None)
+
+
+def test_an_automatic_run_on_a_cpu_machine_needs_no_gpu() -> None:
+    assert select_gpus(parse_hardware("cpu"), None, default_count=1).gpus == ()
+
+
+def test_a_27b_qlora_on_two_h200_takes_32_rows_a_step() -> None:
+    made = inputs("2xH200", "google/gemma-3-27b-it", model={"max_seq_len": 2048}, tuning={"mode": "qlora"})
+    assert make_plan(made).global_batch == 32
+
+
+def test_checkpointing_is_switched_on_only_where_it_pays() -> None:
+    assert not make_plan(inputs("1xH100-80", train={"batch_size": 4})).gradient_checkpointing
+    tight = inputs("1xRTX4090", "meta-llama/Meta-Llama-3-8B", tuning={"mode": "lora"})
+    assert make_plan(tight).gradient_checkpointing
+
+
+def test_a_forced_strategy_that_cannot_fit_is_refused_with_figures_and_a_way_out() -> None:
+    made = inputs("2xA100-80", "meta-llama/Meta-Llama-3-8B", tuning={"mode": "full"}, dist={"strategy": "ddp"})
+    with pytest.raises(ConfigError) as refused:
+        make_plan(made)
+    said = refused.value.line()
+    assert "strategy ddp does not fit meta-llama/Meta-Llama-3-8B: needs " in said
+    assert "GiB" in said
+    assert "DIST_STRATEGY=auto fits (" in said
+
+
+def test_the_proposed_setting_really_fits() -> None:
+    made = inputs("1xRTX4090", "meta-llama/Meta-Llama-3-70B", tuning={"mode": "qlora"}, dist={"strategy": "single"})
+    with pytest.raises(ConfigError, match="nothing smaller fits"):
+        make_plan(made)
+    made = inputs("1xRTX4090", "meta-llama/Meta-Llama-3-8B", train={"batch_size": 64, "gradient_checkpointing": True})
+    with pytest.raises(ConfigError) as refused:
+        make_plan(made)
+    words = dict(word.split("=") for word in refused.value.fix.split(" fits ")[0].split())
+    rows = int(words["TRAIN_BATCH_SIZE"])
+    again = inputs(
+        "1xRTX4090", "meta-llama/Meta-Llama-3-8B", train={"batch_size": rows, "gradient_checkpointing": True}
+    )
+    assert make_plan(again).micro_batch == rows
+
+
+def test_a_forced_layout_is_the_only_one() -> None:
+    assert allowed_layouts(config()) == ()
+    assert allowed_layouts(config(dist={"strategy": "zero2"})) == (Layout(placement=Placement.ZERO2),)

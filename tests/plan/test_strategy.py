@@ -21,7 +21,7 @@ def choose(model: str, method: str, machine: str, seq_len: int = 2048, **batch: 
         param_dtype=Dtype.FP32 if full else Dtype.BF16,
         loss=Loss.CHUNKED,
     )
-    return choose_strategy(read_model_facts(model), base, parse_hardware(machine), BatchRequest(**batch))
+    return choose_strategy(read_model_facts(model), [base], parse_hardware(machine), BatchRequest(**batch))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_the_batch_product_is_exact_for_every_candidate(machine: str, method: st
 def test_offload_needs_host_memory_where_that_is_known() -> None:
     base = Settings(method=Method.FULL, micro_batch=1, seq_len=2048, param_dtype=Dtype.FP32)
     facts, machine = read_model_facts("meta-llama/Llama-3.1-70B"), parse_hardware("4xH200")
-    assert choose_strategy(facts, base, replace(machine, ram_bytes=2048 * GIB), BatchRequest()).chosen
-    small = choose_strategy(facts, base, replace(machine, ram_bytes=256 * GIB), BatchRequest())
+    assert choose_strategy(facts, [base], replace(machine, ram_bytes=2048 * GIB), BatchRequest()).chosen
+    small = choose_strategy(facts, [base], replace(machine, ram_bytes=256 * GIB), BatchRequest())
     assert small.chosen is None
     assert "the machine has 256" in small.candidates[-1].reason
 
@@ -76,7 +76,7 @@ def test_offload_needs_host_memory_where_that_is_known() -> None:
 def test_a_forced_layout_is_the_only_one_evaluated() -> None:
     base = Settings(method=Method.FULL, micro_batch=1, seq_len=2048, param_dtype=Dtype.FP32)
     facts, machine = read_model_facts("Qwen/Qwen2.5-7B-Instruct"), parse_hardware("2xRTX4090")
-    choice = choose_strategy(facts, base, machine, BatchRequest(), only=[Layout(placement=Placement.DDP)])
+    choice = choose_strategy(facts, [base], machine, BatchRequest(), only=[Layout(placement=Placement.DDP)])
     assert choice.chosen is None
     assert "23.6 are there" in choice.candidates[0].reason
 

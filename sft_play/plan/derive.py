@@ -1,0 +1,122 @@
+"""From a config to the settings that memory and speed are estimated for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sft_play.config.schema import Config
+from sft_play.errors import ConfigError
+from sft_play.facts.data import DataFacts
+from sft_play.facts.hardware import Gpu
+from sft_play.plan.precision import choose_autocast, choose_dtype
+from sft_play.plan.settings import Attention, Checkpointing, Loss, Method, Optimizer, Settings
+from sft_play.plan.strategy import BatchRequest
+
+OPTIMIZERS = {
+    "adamw_torch": Optimizer.ADAMW,
+    "adamw_torch_fused": Optimizer.ADAMW,
+    "adamw_bnb_8bit": Optimizer.ADAMW_8BIT,
+    "paged_adamw_32bit": Optimizer.PAGED_ADAMW,
+    "paged_adamw_8bit": Optimizer.PAGED_ADAMW_8BIT,
+    "adafactor": Optimizer.ADAFACTOR,
+    "sgd": Optimizer.SGD,
+}
+ATTENTION = {
+    "eager": Attention.EAGER,
+    "sdpa": Attention.SDPA,
+    "flash_attention_2": Attention.FLASH,
+    "flash_attention_3": Attention.FLASH,
+    "flex_attention": Attention.FLEX,
+}
+
+
+def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -> tuple[Settings, ...]:
+    """The run's settings but for batch and placement; under `gradient_checkpointing: auto` one without, one with.
+
+    Raises:
+        ConfigError: the device lacks a precision, kernel or optimizer that the config asks for.
+    """
+    dtype, _ = choose_dtype(config, gpu)
+    autocast, _ = choose_autocast(config, gpu)
+    optimizer = choose_optimizer(config, gpu)
+    base = replace(
+        shape_settings(config),
+        seq_len=longest_row(config, data),
+        param_dtype=dtype,
+        compute_dtype=autocast,
+        optimizer=OPTIMIZERS[optimizer],
+        foreach=optimizer == "adamw_torch" and gpu is not None,
+        attention=ATTENTION[choose_attention(config, gpu)],
+        loss=Loss.CHUNKED,
+        fsdp2=True,
+        eval_micro_batch=1 if evaluates(config) else 0,
+    )
+    asked = config.train.gradient_checkpointing
+    kinds = (Checkpointing.NONE, Checkpointing.FULL) if asked == "auto" else (_KINDS[asked],)
+    return tuple(replace(base, checkpointing=kind) for kind in kinds)
+
+
+def shape_settings(config: Config) -> Settings:
+    """What is trained, whatever the device: method and adapter shape."""
+    lora = config.tuning.lora
+    targets = lora.target_modules
+    return Settings(
+        method=Method(config.tuning.mode.value),
+        micro_batch=1,
+        seq_len=config.model.max_seq_len,
+        double_quantized=config.tuning.quantization.double,
+        lora_r=lora.r,
+        lora_targets=(targets,) if isinstance(targets, str) else targets,
+    )
+
+
+_KINDS = {True: Checkpointing.FULL, False: Checkpointing.NONE}
+
+
+def batch_request(config: Config) -> BatchRequest:
+    """What the config fixes of the batch."""
+
+    def fixed(value: int | str | None) -> int | None:
+        return value if isinstance(value, int) else None
+
+    train = config.train
+    return BatchRequest(
+        micro_batch=fixed(train.batch_size), grad_accum=fixed(train.grad_accum), global_batch=train.global_batch_size
+    )
+
+
+def longest_row(config: Config, data: DataFacts | None) -> int:
+    """Tokens of the longest row that training will meet; `model.max_seq_len` where the data is not prepared yet."""
+    return min(data.splits["train"].longest, config.model.max_seq_len) if data else config.model.max_seq_len
+
+
+def evaluates(config: Config) -> bool:
+    """Whether the run evaluates while it trains."""
+    has_rows = config.data.validation is not None or config.data.split.validation > 0
+    return has_rows and config.train.eval_strategy != "no"
+
+
+def choose_optimizer(config: Config, gpu: Gpu | None) -> str:
+    """The optimizer by transformers' name.
+
+    Raises:
+        ConfigError: a paged one without a GPU.
+    """
+    asked = config.train.optim
+    if gpu is None and asked.startswith("paged"):
+        raise ConfigError(f"{asked} pages GPU memory and needs a GPU", where="train.optim", fix="use adamw_torch")
+    if asked == "auto":
+        return "adamw_torch_fused" if gpu else "adamw_torch"
+    return asked
+
+
+def choose_attention(config: Config, gpu: Gpu | None) -> str:
+    """The attention kernel by transformers' name; `auto` is torch's own, exact and always there.
+
+    Raises:
+        ConfigError: a flash kernel without a GPU.
+    """
+    asked = config.model.attention
+    if asked.startswith("flash") and gpu is None:
+        raise ConfigError(f"{asked} needs a GPU", where="model.attention", fix="use sdpa or auto")
+    return "sdpa" if asked == "auto" else asked
