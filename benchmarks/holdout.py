@@ -25,7 +25,7 @@ from table import RowProblem, Run, read_rows, read_run  # noqa: E402
 from sft_play.plan import allocator, kernels, rates  # noqa: E402
 from sft_play.plan.settings import Kernels, Loss  # noqa: E402
 
-FACTORS = (0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25)
+FACTORS = (0.8, 0.9, 1.0, 1.1, 1.25)
 SWEEPS = 2
 
 
@@ -80,7 +80,7 @@ def knobs() -> list[Knob]:
     return [
         *(_field(kernels.LOSS_COSTS, keys, "per_logit", "printed") for keys in (titan, triton, tune)),
         *(_module_field(name, field) for name in layers for field in ("inner", "hidden")),
-        _attribute(kernels, "EAGER_NORM_HIDDEN", "printed"),
+        _attribute(kernels, "EAGER_NORM_LIVE", "printed"),
         _attribute(allocator, "CONTEXT_BYTES", "device"),
         _attribute(allocator, "NCCL_BYTES", "device"),
         _field(kernels.CACHE_COSTS, [Kernels.HF, Kernels.TORCHTUNE], "logits_share", "device"),
