@@ -146,9 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 INTRODUCTION = """# Does the plan generalise?
 
 Made by `benchmarks/holdout.py`: each family of runs predicted with constants that were refitted, from rounded start
-values, without it. Median and 90th percentile of |predicted - measured| / measured.
+values, without it. Median (and 90th percentile) of |predicted - measured| / measured.
 
-| family left out | memory median | p90 | allocated median | p90 | device median | p90 | tokens/s median | p90 | verdict |
+| family left out | memory | p90 | allocated | p90 | device | p90 | tokens/s | p90 | verdict |
 |---|---|---|---|---|---|---|---|---|---|
 """
 

@@ -63,7 +63,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 def family_of(row: dict[str, str]) -> str:
     """The id's prefix and the model: rows of one family differ in batch, GPUs and kernels only.
 
-    The prefix is the id less a trailing three-digit number (`source-table-012`), else its first word (`source-3b-lora`).
+    The prefix is the id less a trailing three-digit number (`source-table-012`), else its first word.
     """
     counted = re.fullmatch(r"(.+)-\d{3}", row["id"])
     prefix = counted[1] if counted else row["id"].split("-")[0]
