@@ -163,6 +163,15 @@ def verdict_share(rows: Sequence[Prediction]) -> float | None:
     return sum(row.right_verdict for row in judged) / len(judged) if judged else None
 
 
+def verdict_line(rows: Sequence[Prediction]) -> str:
+    """How many runs that fitted and how many that did not were told apart."""
+    parts = []
+    for outcome, name in (("ok", "runs that fitted"), ("oom", "runs out of memory")):
+        judged = [row for row in rows if row.outcome == outcome]
+        parts.append(f"{sum(row.right_verdict for row in judged)} of {len(judged)} {name}")
+    return "Right verdicts, on the device memory needed: " + ", ".join(parts) + "."
+
+
 def figures(rows: Sequence[Prediction]) -> dict[str, Any]:
     """The figures of some rows, for programs."""
     summaries = {kind: summarise(rows, kind) for kind in KINDS} | {"printed": printed_summary(rows)}
@@ -229,6 +238,8 @@ def render_markdown(rows: Sequence[Prediction], problems: Sequence[str], table: 
             "",
             "![predicted against measured](plan_accuracy.svg)",
             "",
+            verdict_line(rows),
+            "",
             "Wrong verdicts:",
             "",
             *(wrong or ["none"]),
@@ -272,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no row could be predicted:", *problems[:10], sep="\n  ", file=sys.stderr)
         return 2
     print(render_text(table_lines(rows)))
-    print(f"\n{len(problems)} rows not predicted" + "".join(f"\n  {line}" for line in problems))
+    print(f"\n{verdict_line(rows)}\n{len(problems)} rows not predicted" + "".join(f"\n  {line}" for line in problems))
     write_docs(options.docs, rows, problems, options.table.name)
     if options.json:
         families = {family: figures([r for r in rows if r.family == family]) for family in {r.family for r in rows}}

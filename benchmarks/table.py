@@ -26,6 +26,8 @@ from sft_play.plan.settings import (
 )
 
 GPUS_A_NODE = 8
+# Before transformers 4.46 these computed their loss on 16-bit logits; the published runs are of that time.
+OLD_LOSSES = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "falcon"})
 
 
 class RowProblem(Exception):
@@ -102,7 +104,7 @@ def _settings(row: dict[str, str], facts: ModelFacts) -> Settings:
         adapter_dtype=Dtype.BF16 if "pure bf16" in notes else Dtype.FP32,
         double_quantized=row.get("quantization") == "nf4-double" or own,
         upcast="fp32 upcast" in row.get("kernels", ""),
-        loss_upcast=not facts.layer_norm,
+        loss_upcast=facts.model_type not in OLD_LOSSES,
         lora_r=_whole(row, "lora_r") if row.get("lora_r") else 16,
         lora_targets=_targets(row),
         checkpointing=_checkpointing(row),

@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": _GEMMA3,
     "phi": {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 24, "num_attention_heads": 32,
-        "vocab_size": 51200, "max_position_embeddings": 2048,
+        "vocab_size": 51200, "max_position_embeddings": 2048, "activation": "gelu_new",
     },
     "phi3": {
         "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -50,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 50257,
-        "tie_word_embeddings": True, "max_position_embeddings": 1024,
+        "tie_word_embeddings": True, "max_position_embeddings": 1024, "activation": "gelu_new",
     },
     "gpt_bigcode": {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 50257,
@@ -69,7 +69,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _ALIASES = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "ffn_hidden_size": "intermediate_size",
-    "num_experts": "num_local_experts",
+    "num_experts": "num_local_experts", "hidden_act": "activation", "activation_function": "activation",
+    "hidden_activation": "activation",
 }  # fmt: skip
 _UNGATED = frozenset({"phi", "gpt2", "gpt_bigcode", "gpt_neox", "falcon"})
 _LAYER_NORM = _UNGATED
@@ -104,6 +105,10 @@ def facts_of_family(config: dict[str, Any], *, name: str) -> ModelFacts:
         max_positions=c["max_position_embeddings"],
         gated_mlp=kind not in _UNGATED,
         layer_norm=kind in _LAYER_NORM,
+        norms_per_layer=_norms_per_layer(kind, c),
+        head_norms=kind in _HEAD_NORMS or bool(c.get("qk_layernorm")),
+        fp32_norm_weights=kind.startswith("gemma"),
+        composed_activation=c.get("activation", "") == "gelu_new",
         linears=(*_attention(kind, c), *_mlp(kind, c)),
         embedding_parameters=vocab * hidden + positions,
         head_parameters=head_bias if c["tie_word_embeddings"] else vocab * hidden + head_bias,
@@ -208,10 +213,16 @@ def _layer_norm_parameters(kind: str, c: dict[str, Any]) -> int:
     head_dim: int = c["head_dim"]
     if kind == "phi":
         return 2 * hidden + (4 * head_dim if c.get("qk_layernorm") else 0)
+    own = _norm(kind) * hidden * _norms_per_layer(kind, c)
+    return own + (2 * head_dim if kind in _HEAD_NORMS else 0)
+
+
+def _norms_per_layer(kind: str, c: dict[str, Any]) -> int:
     if kind == "falcon":
-        return 2 * hidden * _falcon_norms(c)
-    count = 4 if kind in _SANDWICH_NORMS else 2
-    return _norm(kind) * hidden * count + (2 * head_dim if kind in _HEAD_NORMS else 0)
+        return _falcon_norms(c)
+    if kind == "phi":
+        return 1
+    return 4 if kind in _SANDWICH_NORMS else 2
 
 
 def _falcon_norms(c: dict[str, Any]) -> int:

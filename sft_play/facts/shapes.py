@@ -55,6 +55,10 @@ class ModelFacts:
         norm_parameters: all norms, the last one included.
         other_parameters: what is none of these, such as a vision tower; never quantised or trained by an adapter.
         layer_norm: LayerNorm (with bias, run in fp32 by autocast) instead of RMSNorm.
+        norms_per_layer: norms of hidden size in a layer.
+        head_norms: queries and keys have norms of their own.
+        fp32_norm_weights: the norm multiplies by its weight in fp32 (gemma).
+        composed_activation: the MLP's activation is written in single operations (GPT-2's `gelu_new`).
         experts, active_experts: experts a layer and how many of them one token uses; 0 for a dense model.
     """
 
@@ -71,6 +75,10 @@ class ModelFacts:
     max_positions: int
     gated_mlp: bool
     layer_norm: bool
+    norms_per_layer: int = 2
+    head_norms: bool = False
+    fp32_norm_weights: bool = False
+    composed_activation: bool = False
     linears: tuple[Linear, ...]
     embedding_parameters: int
     head_parameters: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import kernels
 from sft_play.plan.kernels import LOSS_COSTS, LayerCost
-from sft_play.plan.settings import Attention, Checkpointing, Dtype, Kernels, Method, Offload, Placement, Settings
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.state import adapted_linears, decoder_weight_bytes
 
@@ -52,16 +52,16 @@ def stored_bytes(facts: ModelFacts, settings: Settings) -> float:
     layers = facts.num_layers / divisors(settings).depth
     if settings.offload_activations:
         layers = min(layers, 2)
-    return layers * settings.tokens * _layer_bytes_a_token(facts, settings, _stored_cost(facts, settings))
+    return layers * settings.tokens * _layer_bytes_a_token(facts, settings, _stored_cost(facts, settings), live=False)
 
 
 def live_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
     """One layer while it is recomputed and differentiated; without checkpointing only what its gradients add."""
     cost = _live_cost(facts, settings)
-    if settings.checkpointing is not Checkpointing.FULL:
-        cost = LayerCost(inner=cost.inner / 2, hidden=1)
-        return settings.tokens * _layer_bytes_a_token(facts, settings, cost, attention=0)
-    return settings.tokens * _layer_bytes_a_token(facts, settings, cost)
+    if settings.checkpointing is Checkpointing.FULL:
+        return settings.tokens * _layer_bytes_a_token(facts, settings, cost, live=True)
+    gradients = cost.inner / 2 * _inner_width(facts) + facts.hidden_size
+    return settings.tokens * gradients * inside_bytes(facts, settings) / divisors(settings).layer
 
 
 def held_bytes(facts: ModelFacts, settings: Settings) -> float:
@@ -135,9 +135,8 @@ def _live_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
         cost = kernels.LIVE_TRAINED if trained else kernels.LIVE_FROZEN
     else:
         cost = kernels.LIVE_TRAINED_UNGATED if trained else kernels.LIVE_FROZEN_UNGATED
-    eager = settings.kernels is Kernels.HF and not settings.compile
-    hidden = cost.hidden + (kernels.EAGER_NORM_HIDDEN if eager else 0.0)
-    return LayerCost(inner=cost.inner - (1 if settings.compile else 0), hidden=hidden)
+    inner = cost.inner - (1 if settings.compile else 0) + _composed_inner(facts)
+    return LayerCost(inner=inner, hidden=cost.hidden)
 
 
 def _stored_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
@@ -148,28 +147,41 @@ def _stored_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
         cost = kernels.STORED_TRAINED if trained else kernels.STORED_FROZEN
     else:
         cost = kernels.STORED_TRAINED_UNGATED if trained else kernels.STORED_FROZEN_UNGATED
-    inner, hidden = cost.inner, cost.hidden
-    if settings.compile or settings.kernels in kernels.FUSED_NORMS:
-        hidden = max(1.0, hidden - kernels.FUSED_NORM_HIDDEN_SAVED)
-    if settings.compile:
-        inner = max(1.0, inner - kernels.COMPILED_INNER_SAVED)
-    return LayerCost(inner=inner, hidden=hidden)
+    saved = kernels.COMPILED_INNER_SAVED if settings.compile else 0.0
+    inner = max(1.0, cost.inner - saved + (0.0 if settings.compile else _composed_inner(facts)))
+    return LayerCost(inner=inner, hidden=cost.hidden)
 
 
-def _layer_bytes_a_token(
-    facts: ModelFacts, settings: Settings, cost: LayerCost, *, attention: float = kernels.ATTENTION_WIDTHS
-) -> float:
-    """Bytes a token of one layer: MLP, hidden states, attention, adapters' inputs, eager scores."""
+def _composed_inner(facts: ModelFacts) -> float:
+    return kernels.COMPOSED_ACTIVATION_INNER if facts.composed_activation else 0.0
+
+
+def _eager_norms(facts: ModelFacts, settings: Settings, *, live: bool) -> float:
+    """Widths that one eager norm keeps beyond its 16-bit input; LayerNorm is one kernel everywhere."""
+    if facts.layer_norm or settings.compile or settings.kernels in kernels.FUSED_NORMS:
+        return 0.0
+    if live:
+        return kernels.EAGER_NORM_LIVE
+    if settings.trains_adapter:
+        return kernels.EAGER_NORM_FROZEN
+    return kernels.EAGER_NORM_TRAINED + (1.0 if facts.fp32_norm_weights else 0.0)
+
+
+def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost, *, live: bool) -> float:
+    """Bytes a token of one layer: MLP, hidden states and norms, attention, adapters' inputs, eager scores."""
     width = inside_bytes(facts, settings)
-    inner = cost.inner * _inner_width(facts)
-    heads = attention * (facts.query_width + facts.kv_width)
+    selective = settings.checkpointing is Checkpointing.SELECTIVE
+    eager = 0.0 if selective else _eager_norms(facts, settings, live=live)
+    hidden = cost.hidden + (facts.norms_per_layer - 2) + eager * facts.norms_per_layer
+    heads = kernels.ATTENTION_WIDTHS + (1 + eager if facts.head_norms else 0.0)
+    inside = cost.inner * _inner_width(facts) + heads * (facts.query_width + facts.kv_width)
     scores = 0.0
-    if settings.attention is Attention.EAGER and attention:
-        scores = facts.num_heads * settings.seq_len * kernels.EAGER_SCORE_BYTES
-    adapters = _adapter_input_bytes(facts, settings) if attention else 0.0
-    inside = (inner + heads) * width + scores + adapters
+    if settings.attention is Attention.EAGER:
+        each = kernels.EAGER_SCORE_BYTES_LIVE if live else kernels.EAGER_SCORE_BYTES_STORED
+        scores = float(facts.num_heads * settings.seq_len * each)
     sequence = settings.tensor_parallel if settings.sequence_parallel else 1
-    return inside / divisors(settings).layer + cost.hidden * facts.hidden_size * width / sequence
+    split = (inside * width + scores + _adapter_input_bytes(facts, settings)) / divisors(settings).layer
+    return split + max(1.0, hidden) * facts.hidden_size * width / sequence
 
 
 def _inner_width(facts: ModelFacts) -> float:

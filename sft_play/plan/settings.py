@@ -113,6 +113,7 @@ class Settings:
         optimizer_in_backward: each gradient is used and dropped at once.
         double_quantized, quantize_experts: of NF4; stacked experts cannot be packed by every loader.
         upcast: QLoRA preparation makes norms fp32, and with them the residual stream.
+        upcast_outer: that preparation also holds embedding and head in fp32 (peft's own; the published runs do not).
         loss_upcast: logits become fp32 before the loss (all of transformers from 4.46 on).
         lora_targets: ends of module names, or `("all-linear",)`.
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
@@ -134,6 +135,7 @@ class Settings:
     double_quantized: bool = True
     quantize_experts: bool = True
     upcast: bool = False
+    upcast_outer: bool = False
     loss_upcast: bool = True
     lora_r: int = 16
     lora_targets: tuple[str, ...] = ("all-linear",)

@@ -36,7 +36,8 @@ def decoder_weight_bytes(facts: ModelFacts, settings: Settings) -> float:
 def outer_weight_bytes(facts: ModelFacts, settings: Settings) -> float:
     """Embeddings, untied head and a vision tower, never packed."""
     outer = facts.embedding_parameters + facts.head_parameters + facts.other_parameters
-    return float(outer * settings.param_dtype.bytes)
+    upcast = settings.upcast_outer and settings.method is Method.QLORA
+    return float(outer * (4 if upcast else settings.param_dtype.bytes))
 
 
 def adapted_linears(facts: ModelFacts, settings: Settings) -> tuple[Linear, ...]:

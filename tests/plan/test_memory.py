@@ -118,6 +118,12 @@ def test_what_saves_memory_does(mistral: ModelFacts, smaller: dict[str, Any], la
     assert few.allocated_bytes < many.allocated_bytes
 
 
+def test_pefts_preparation_doubles_embedding_and_head(llama8b: ModelFacts) -> None:
+    plain, upcast = run("qlora"), run("qlora", upcast=True, upcast_outer=True)
+    more = state.outer_weight_bytes(llama8b, upcast) - state.outer_weight_bytes(llama8b, plain)
+    assert more == 2 * 2 * 128256 * 4096
+
+
 def test_offload_moves_state_to_the_host(mistral: ModelFacts) -> None:
     plain = run("full", micro_batch=1, placement=Placement.ZERO3, gpus=2, master_weights=True)
     moved = replace(plain, offload=Offload.OPTIMIZER)
