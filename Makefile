@@ -15,7 +15,7 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install demo config train infer test test-all bench-overhead docs
+.PHONY: help install demo config plan train infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -31,6 +31,9 @@ demo: $(READY) ## Fine-tune a real 135M model on this machine and see it answer 
 
 config: $(READY) ## Show every value of a config and where it comes from (CONFIG=, KEY=, ARGS=--json)
 	@$(SFT_PLAY) config
+
+plan: $(READY) ## What fits, how fast, how long and why, before anything is loaded (CONFIG=, HARDWARE=2xH100-80, ARGS=--json)
+	@$(SFT_PLAY) plan
 
 train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)
 	@$(SFT_PLAY) train

@@ -14,7 +14,7 @@ from sft_play.errors import ExitCode, SftPlayError, UsageError, exit_code_of
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
-COMMANDS = {"config": "config", "demo": "demo", "infer": "infer", "train": "train"}
+COMMANDS = {"config": "config", "demo": "demo", "infer": "infer", "plan": "plan", "train": "train"}
 
 
 def run(argv: Sequence[str] | None = None) -> int:

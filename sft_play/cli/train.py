@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sft_play.cli.inputs import config_path
 from sft_play.cli.options import Options
 from sft_play.config.dump import render_config
 from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
-from sft_play.errors import DiskFullError, ExitCode, ResumeRefusedError, UsageError
+from sft_play.errors import DiskFullError, ExitCode, ResumeRefusedError
 from sft_play.facts.locate import locate_model
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.probe import probe_hardware
@@ -74,18 +75,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if code == ExitCode.DONE:
         summarise(run)
     return code
-
-
-def config_path(environ: Mapping[str, str]) -> Path:
-    """The file that CONFIG names.
-
-    Raises:
-        UsageError: CONFIG is not given.
-    """
-    name = environ.get("CONFIG")
-    if not name:
-        raise UsageError("CONFIG is missing", fix="make train CONFIG=configs/demo.yaml")
-    return Path(name)
 
 
 def announce(resolved: Resolved) -> None:

@@ -36,14 +36,26 @@ def read_model_facts(source: str) -> ModelFacts:
     folder = Path(source).expanduser()
     if folder.is_dir():
         return facts_from_config(_read_config(folder / "config.json"), name=source)
+    if cached := _cached_config(source):
+        return facts_from_config(_read_config(cached), name=source)
     known = catalog().get(source)
     if known is None:
         raise ModelError(
-            "this id is not in the catalog of known models and is no folder here",
+            "is no folder here, not in the hub's cache and not in the catalog of known models",
             where=source,
-            fix="download its config.json and name the folder",
+            fix="download it, or name a folder with its config.json",
         )
     return facts_from_config(known, name=source)
+
+
+def _cached_config(source: str) -> Path | None:
+    """The newest config.json of a hub id in the hub's cache, by the cache's own layout; nothing is downloaded."""
+    if source.count("/") != 1:
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    found = cache.glob(f"models--{source.replace('/', '--')}/snapshots/*/config.json")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def facts_from_config(config: dict[str, Any], *, name: str) -> ModelFacts:

@@ -1,0 +1,81 @@
+"""`make plan`: what fits, how fast, how long, and why; nothing is loaded, nothing is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sft_play.cli.inputs import config_path, planning_facts
+from sft_play.cli.options import Options
+from sft_play.config.resolve import resolve
+from sft_play.config.schema import Config
+from sft_play.errors import exit_code_of
+from sft_play.facts.data import DataFacts
+from sft_play.facts.hardware import Hardware, parse_hardware
+from sft_play.facts.probe import probe_hardware
+from sft_play.plan.build import Plan, PlanInputs
+from sft_play.plan.explain import render_report, report_as_json
+from sft_play.plan.report import make_report
+from sft_play.plan.select import allowed_layouts, select_gpus
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Print the plan of CONFIG on this machine, or on the one that HARDWARE describes.
+
+    Raises:
+        SftPlayError: the config, the machine or the model is not what it should be.
+    """
+    parser = Options(prog="make plan", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="the plan for programs, see docs/plan.md")
+    options = parser.parse_args(argv)
+    resolved = resolve(config_path(environ), environ)
+    config = resolved.config
+    inputs = PlanInputs(
+        config=config,
+        hardware=machine(config, environ),
+        facts=planning_facts(config),
+        data=cached_data(config),
+        only=allowed_layouts(config),
+    )
+    report = make_report(inputs)
+    command = command_of(environ, report.plan)
+    if options.json:
+        print(json.dumps(report_as_json(report, command), indent=2))
+    else:
+        print(render_report(report, command))
+    if report.refusal is None:
+        return 0
+    print(f"error: {report.refusal.line()}", file=sys.stderr)
+    return exit_code_of(report.refusal)
+
+
+def machine(config: Config, environ: Mapping[str, str]) -> Hardware:
+    """The GPUs that the run would take.
+
+    Raises:
+        UsageError: HARDWARE cannot be read.
+        EnvironmentProblem: `dist.gpus` names a GPU that is not there.
+    """
+    described = environ.get("HARDWARE")
+    seen = parse_hardware(described) if described else probe_hardware(environment=environ)
+    return select_gpus(seen, config.dist.gpus, default_count=None)
+
+
+def cached_data(config: Config) -> DataFacts | None:
+    """Facts of the prepared data, where an earlier run left them and nothing changed since."""
+    folder = Path(config.model.name).expanduser()
+    if not folder.is_dir() or not (Path(config.run.output_dir) / ".cache").is_dir():
+        return None
+    from sft_play.data.prepare import read_cached_facts
+
+    return read_cached_facts(config, folder, Path(config.run.output_dir) / ".cache" / "tokens")
+
+
+def command_of(environ: Mapping[str, str], plan: Plan | None) -> str:
+    """The make line that runs this plan."""
+    config = environ.get("CONFIG", "")
+    if plan is None or plan.strategy == "single":
+        return f"make train CONFIG={config}"
+    return f"{plan.strategy} on {plan.world_size} GPUs: not available yet in this version; make train takes one GPU"

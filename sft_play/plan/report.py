@@ -1,0 +1,192 @@
+"""Everything that `make plan` shows, as one value: the choice, the run's length, what more GPUs give, warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sft_play.config.schema import TuningMode
+from sft_play.errors import ConfigError
+from sft_play.facts.hardware import Hardware, LinkKind, describe_hardware
+from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, plan_of
+from sft_play.plan.derive import settings_variants
+from sft_play.plan.disk import estimate_run_bytes
+from sft_play.plan.lengths import expected_longest, mean_length
+from sft_play.plan.settings import Placement, Settings
+from sft_play.plan.speed import estimate_speed
+from sft_play.plan.strategy import BatchRequest, Candidate, Choice, choose_strategy
+
+GPU_COUNTS = (1, 2, 4, 8)
+# Rates that are usual at a global batch of 32: adapters (QLoRA paper, appendix B), full fine-tuning (Llama recipes).
+USUAL_RATE = {TuningMode.QLORA: 2e-4, TuningMode.LORA: 2e-4, TuningMode.FULL: 2e-5}
+USUAL_GLOBAL_BATCH = 32
+# A rate is worth a warning from this factor on, either way.
+RATE_FACTOR = 6.0
+BETTER_BATCH = 1.1
+# Placements that exchange more than gradients in every step.
+TALKATIVE = {Placement.FSDP, Placement.HSDP, Placement.ZERO3, Placement.TP}
+# docs/plan_accuracy.md: the published runs are of these.
+VALIDATED = {Placement.SINGLE, Placement.FSDP}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLength:
+    """Steps, tokens and hours of the whole run; None where the data is not prepared or speeds are unknown."""
+
+    rows: int | None
+    steps: int | None
+    tokens: int | None
+    hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What a number of the same GPUs would give; `speedup` is over one GPU, None where one does not fit."""
+
+    gpus: int
+    strategy: str
+    tokens_per_second: float
+    speedup: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The plan with all that speaks for and against it.
+
+    Attributes:
+        plan, chosen: None where nothing fits; `refusal` then says why and what would.
+        validated: whether measured runs stand behind the chosen strategy's memory figure.
+    """
+
+    inputs: PlanInputs
+    choice: Choice
+    chosen: Candidate | None
+    plan: Plan | None
+    refusal: ConfigError | None
+    length: RunLength
+    scaling: tuple[Scaling, ...]
+    warnings: tuple[str, ...]
+    disk_bytes: int
+    validated: bool
+
+
+def make_report(inputs: PlanInputs) -> Report:
+    """Plan a config and look around it.
+
+    Raises:
+        ConfigError: batch values that contradict each other, or something that the device lacks.
+    """
+    choice = choose(inputs)
+    chosen = choice.chosen
+    return Report(
+        inputs=inputs,
+        choice=choice,
+        chosen=chosen,
+        plan=plan_of(inputs, chosen) if chosen else None,
+        refusal=None if chosen else does_not_fit(inputs, choice),
+        length=run_length(inputs, chosen),
+        scaling=scaling(inputs),
+        warnings=tuple(warnings(inputs, chosen)),
+        disk_bytes=estimate_run_bytes(inputs.config, inputs.facts),
+        validated=bool(chosen and chosen.layout.placement in VALIDATED and inputs.hardware.gpus),
+    )
+
+
+def run_length(inputs: PlanInputs, chosen: Candidate | None) -> RunLength:
+    """Steps x rows x mean length; a step's time is that of rows padded to the longest of their micro-batch."""
+    train = inputs.config.train
+    split = inputs.data.splits["train"] if inputs.data else None
+    rows = split.rows_kept if split else None
+    if chosen is None:
+        return RunLength(rows=rows, steps=None, tokens=None, hours=None)
+    settings = chosen.settings
+    steps = train.max_steps
+    if steps is None and rows is not None:
+        steps = math.ceil(math.ceil(rows / settings.global_batch) * train.epochs)
+    if steps is None:
+        return RunLength(rows=rows, steps=None, tokens=None, hours=None)
+    mean = mean_length(split) if split else settings.seq_len
+    padded = expected_longest(split, settings.micro_batch) if split else settings.seq_len
+    speed = estimate_speed(inputs.facts, replace(settings, seq_len=max(1, round(padded))), inputs.hardware)
+    return RunLength(
+        rows=rows,
+        steps=steps,
+        tokens=round(steps * settings.global_batch * mean),
+        hours=steps * speed.step_seconds / 3600 if speed else None,
+    )
+
+
+def scaling(inputs: PlanInputs) -> tuple[Scaling, ...]:
+    """The best strategy on 1, 2, 4 and 8 of these GPUs in one machine, at the run's own global batch."""
+    if inputs.gpu is None:
+        return ()
+    found: list[Scaling] = []
+    for count in GPU_COUNTS:
+        machine = describe_hardware(inputs.gpu, count=count)
+        best = _best_on(inputs, machine)
+        rate = best.tokens_per_second if best else 0.0
+        alone = found[0].tokens_per_second if found else rate
+        found.append(
+            Scaling(
+                gpus=count,
+                strategy=best.layout.name if best else "does not fit",
+                tokens_per_second=rate,
+                speedup=rate / alone if alone and rate else None,
+            )
+        )
+    return tuple(found)
+
+
+def _best_on(inputs: PlanInputs, machine: Hardware) -> Candidate | None:
+    variants = settings_variants(inputs.config, inputs.gpu, inputs.data)
+    request = BatchRequest(global_batch=inputs.config.train.global_batch_size)
+    try:
+        return choose_strategy(inputs.facts, variants, machine, request).chosen
+    except ConfigError:  # the global batch does not divide by this number of GPUs
+        return None
+
+
+def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
+    """What deserves a second look, each with the key to change."""
+    yield from inputs.hardware.notes
+    if inputs.hardware.unequal:
+        yield "the GPUs differ: every one is planned like the smallest; dist.gpus picks equal ones"
+    if chosen is None:
+        return
+    settings = chosen.settings
+    if settings.placement in TALKATIVE and inputs.hardware.link is LinkKind.PCIE:
+        yield f"{chosen.layout.name} exchanges weights in every step and these GPUs have no NVLink"
+    yield from _rate_warning(inputs, settings)
+    yield from _batch_warning(inputs, settings, chosen)
+
+
+def _rate_warning(inputs: PlanInputs, settings: Settings) -> Iterator[str]:
+    train, mode = inputs.config.train, inputs.config.tuning.mode
+    usual = USUAL_RATE[mode] * math.sqrt(settings.global_batch / USUAL_GLOBAL_BATCH)
+    if not train.learning_rate:
+        yield "train.learning_rate is 0: nothing will be learned"
+    elif not 1 / RATE_FACTOR <= train.learning_rate / usual <= RATE_FACTOR:
+        side = "high" if train.learning_rate > usual else "low"
+        yield (
+            f"train.learning_rate {train.learning_rate:g} is {side} for {mode.value} at {settings.global_batch} rows "
+            f"a step; about {usual:.0e} is usual"
+        )
+
+
+def _batch_warning(inputs: PlanInputs, settings: Settings, chosen: Candidate) -> Iterator[str]:
+    """A power of two near by that is clearly faster."""
+    total = settings.global_batch
+    near = {2 ** math.floor(math.log2(total)), 2 ** math.ceil(math.log2(total))} - {total}
+    for other in sorted(near):
+        train = inputs.config.train.model_copy(
+            update={"global_batch_size": other, "batch_size": "auto", "grad_accum": "auto"}
+        )
+        try:
+            changed = replace(inputs, config=inputs.config.model_copy(update={"train": train}), only=[chosen.layout])
+            best = choose(changed).chosen
+        except ConfigError:
+            continue
+        if best and best.tokens_per_second > BETTER_BATCH * max(1.0, chosen.tokens_per_second):
+            gain = best.tokens_per_second / chosen.tokens_per_second - 1
+            yield f"train.global_batch_size {other} would be {gain:.0%} faster than {total}: it divides better"

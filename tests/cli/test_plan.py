@@ -1,0 +1,121 @@
+"""`make plan` as a program: fast, without torch, the same choice as training."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.tiny import ROOT, Done, Workplace
+
+MACHINES = ["cpu", "1xT4", "2xRTX4090", "2xH100-80", "4xH200", "2x8xA100-80"]
+
+
+def plan(*words: str, **variables: str) -> Done:
+    environ = {"PATH": "/usr/bin:/bin", "CONFIG": "configs/demo.yaml", **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", "sft_play", "plan", *words], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def as_json(**variables: str) -> dict[str, Any]:
+    done = plan("--json", **variables)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def test_a_plan_answers_in_half_a_second_and_loads_no_torch() -> None:
+    code = (
+        "import sys; from sft_play.cli.app import run; code = run(['plan']);"
+        "heavy = [n for n in ('torch', 'transformers', 'numpy', 'datasets') if n in sys.modules];"
+        "print(*heavy, file=sys.stderr); sys.exit(code)"
+    )
+    environ = {
+        "PATH": "/usr/bin:/bin", "CONFIG": "configs/demo.yaml", "HARDWARE": "2x8xA100-80",
+        "MODEL_NAME": "meta-llama/Meta-Llama-3-70B",
+    }  # fmt: skip
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+        seconds.append(time.perf_counter() - started)
+        assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert min(seconds) < 0.5, seconds
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_components_add_up_and_one_strategy_is_chosen(machine: str) -> None:
+    report = as_json(HARDWARE=machine, MODEL_NAME="Qwen/Qwen3-8B", TUNING_MODE="qlora")
+    assert report["version"] == 1
+    assert [one["strategy"] for one in report["strategies"] if one["chosen"]] == [report["plan"]["strategy"]]
+    for one in report["strategies"]:
+        phases = [sum(terms.values()) for terms in one["phases"].values()]
+        assert abs(max(phases) - one["allocated_bytes"]) <= len(phases) * 20
+        assert one["allocated_bytes"] <= one["needed_bytes"]
+    names = {one["strategy"] for one in report["strategies"]} | {name.split(" ")[0] for name in report["not_possible"]}
+    assert names == {"single", "ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "layer_split"}
+
+
+def test_the_text_shows_what_the_json_holds() -> None:
+    variables = {"HARDWARE": "2xH100-80", "MODEL_NAME": "meta-llama/Meta-Llama-3-8B", "MODEL_MAX_SEQ_LEN": "4096"}
+    report, text = as_json(**variables), plan(**variables).out
+    (chosen,) = [one for one in report["strategies"] if one["chosen"]]
+    assert re.search(rf"^> +{chosen['strategy']} +{chosen['needed_bytes'] / 2**30:.1f} ", text, re.M)
+    for reason in report["plan"]["reasons"]:
+        assert reason in text
+    for one in report["scaling"]:
+        assert f"{one['tokens_per_second']:,.0f} tokens/s" in text
+    assert "H100-80" in text
+    assert max(len(line) for line in text.splitlines()) < 160
+
+
+def test_a_forced_strategy_that_cannot_fit_ends_2_with_the_way_out() -> None:
+    done = plan(HARDWARE="2xA100-80", MODEL_NAME="meta-llama/Meta-Llama-3-8B", DIST_STRATEGY="ddp", TUNING_MODE="full",
+                CONFIG="tests/cli/full.yaml")  # fmt: skip
+    assert done.code == 2
+    assert len(done.error_lines) == 1
+    assert re.search(r"ddp does not fit .* needs \d+\.\d GiB a GPU .* -> DIST_STRATEGY=auto fits", done.error_lines[0])
+
+
+def test_warnings_name_the_key_to_change() -> None:
+    done = plan(HARDWARE="1xA100-80", TRAIN_LEARNING_RATE="0.1")
+    assert "warning: train.learning_rate 0.1 is high for lora at 8 rows a step" in done.out
+    done = plan(HARDWARE="2xRTX4090", MODEL_NAME="meta-llama/Meta-Llama-3-8B", DIST_STRATEGY="fsdp")
+    assert "no NVLink" in done.out
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"HARDWARE": "2xH100-90"}, "HARDWARE"),
+        ({"HARDWARE": "2xRTX4900"}, "RTX"),
+        ({"MODEL_NAME": "owner/unheard-of"}, "not in the catalog"),
+        ({"CONFIG": ""}, "CONFIG is missing"),
+    ],
+)
+def test_mistakes_are_one_line(variables: dict[str, str], said: str) -> None:
+    done = plan(**variables)
+    assert done.code == 2
+    assert len(done.error_lines) == 1
+    assert said in done.error_lines[0]
+
+
+def test_training_follows_the_plan_and_knows_the_data_afterwards(workplace: Workplace) -> None:
+    def planned() -> dict[str, Any]:
+        return json.loads(workplace.run("plan", "--json", CONFIG="tiny.yaml").out)
+
+    before = planned()
+    assert before["plan"]["seq_len"] == 128
+    assert workplace.train().code == 0
+    after = planned()
+    ran = json.loads((workplace.path / "runs/tiny/run.json").read_text())["plan"]
+    assert after["plan"] == ran
+    assert after["plan"]["seq_len"] < 128
+    assert after["run"]["rows"] == 32
+    assert after["run"]["steps"] == 4
