@@ -32,7 +32,7 @@ demo: $(READY) ## Fine-tune a real 135M model on this machine and see it answer 
 config: $(READY) ## Show every value of a config and where it comes from (CONFIG=, KEY=, ARGS=--json)
 	@$(SFT_PLAY) config
 
-plan: $(READY) ## What fits, how fast, how long and why, before anything is loaded (CONFIG=, HARDWARE=2xH100-80, ARGS=--json)
+plan: $(READY) ## What fits, how fast, how long and why, before anything is loaded (CONFIG=, HARDWARE=2xH100-80, CALIBRATE=1)
 	@$(SFT_PLAY) plan
 
 train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)

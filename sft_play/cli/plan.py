@@ -9,16 +9,22 @@ from pathlib import Path
 
 from sft_play.cli.inputs import config_path, planning_facts
 from sft_play.cli.options import Options
+from sft_play.config.origin import Resolved
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
-from sft_play.errors import exit_code_of
+from sft_play.errors import UsageError, exit_code_of
+from sft_play.facts.calibration import read_measured
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Hardware, parse_hardware
 from sft_play.facts.probe import probe_hardware
 from sft_play.plan.build import Plan, PlanInputs
 from sft_play.plan.explain import render_report, report_as_json
+from sft_play.plan.precision import name_of
 from sft_play.plan.report import make_report
 from sft_play.plan.select import allowed_layouts, select_gpus
+
+# Earlier runs that are shown under a plan.
+SHOWN_RUNS = 3
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -45,10 +51,37 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         print(json.dumps(report_as_json(report, command), indent=2))
     else:
         print(render_report(report, command))
+        if not inputs.hardware.described:
+            show_measured(config, inputs)
     if report.refusal is None:
-        return 0
+        return calibrate_if_asked(resolved, environ)
     print(f"error: {report.refusal.line()}", file=sys.stderr)
     return exit_code_of(report.refusal)
+
+
+def show_measured(config: Config, inputs: PlanInputs) -> None:
+    """What earlier runs on this machine measured beside their plans."""
+    earlier = read_measured(Path(config.run.output_dir) / ".cache", name_of(inputs.gpu))
+    if earlier:
+        print("\nmeasured on this machine")
+        for one in earlier[-SHOWN_RUNS:]:
+            print(f"  {one.line()}")
+
+
+def calibrate_if_asked(resolved: Resolved, environ: Mapping[str, str]) -> int:
+    """Run a few steps where CALIBRATE=1 asks for it.
+
+    Raises:
+        UsageError: together with HARDWARE, or any other value.
+    """
+    asked = environ.get("CALIBRATE", "")
+    if asked in ("", "0"):
+        return 0
+    if asked != "1" or environ.get("HARDWARE"):
+        raise UsageError("CALIBRATE=1 runs steps on this machine", where="CALIBRATE", fix="leave HARDWARE out")
+    from sft_play.cli.calibrate import calibrate
+
+    return calibrate(resolved, environ)
 
 
 def machine(config: Config, environ: Mapping[str, str]) -> Hardware:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.inputs import config_path
+from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
 from sft_play.config.dump import render_config
 from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
 from sft_play.errors import DiskFullError, ExitCode, ResumeRefusedError
+from sft_play.facts.calibration import append_measured
 from sft_play.facts.locate import locate_model
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.probe import probe_hardware
@@ -74,6 +76,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             print(f"error: {line}", file=sys.stderr)
     if code == ExitCode.DONE:
         summarise(run)
+        measured = measured_of(config, plan, read_record(run) or {})
+        append_measured(Path(config.run.output_dir) / ".cache", measured)
     return code
 
 

@@ -17,7 +17,7 @@ MAKE_VARIABLES = "SFT_PLAY_MAKE_VARIABLES"
 
 COMMAND_INPUTS = (
     "CONFIG", "ARGS", "KEY", "HARDWARE", "RUN", "RUNS", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS",
-    "INTERACTIVE", "PYTHON", "TORCH_INDEX",
+    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE",
 )  # fmt: skip
 """Variables that are inputs of commands and no keys."""
 

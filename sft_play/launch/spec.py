@@ -32,6 +32,7 @@ class WorkerInputs:
     stamp: Mapping[str, Any]
     config_yaml: str
     resume_from: Path | None = None
+    longest_first: bool = False
 
 
 def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs) -> LaunchSpec:
@@ -43,6 +44,7 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs) -
         "stamp": dict(inputs.stamp),
         "model_path": str(inputs.model_path),
         "splits": {name: str(path) for name, path in inputs.splits.items()},
+        "longest_first": inputs.longest_first,
         "resume_from": str(inputs.resume_from) if inputs.resume_from else None,
     }
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}

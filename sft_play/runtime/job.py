@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from datasets import Dataset
 
 from sft_play.config.schema import Config
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
+
+# Rows that a calibration chooses from.
+LONGEST_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +29,17 @@ class Job:
     model_path: Path
     splits: dict[str, Path]
     resume_from: Path | None
+    longest_first: bool
 
     def dataset(self, split: str) -> Dataset | None:
         """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
         if split not in self.splits:
             return None
         rows = Dataset.from_file(str(self.splits[split]))
+        if self.longest_first:
+            lengths = pc.list_value_length(rows.data.column("input_ids"))
+            order = pc.sort_indices(lengths, sort_keys=[("", "descending")])
+            return rows.select(order.to_pylist()[:LONGEST_ROWS])
         limit = self.config.train.eval_max_rows
         return rows.select(range(limit)) if split != "train" and limit and limit < len(rows) else rows
 
@@ -45,5 +54,6 @@ def read_job(run_json: Path) -> Job:
         stamp=values["stamp"],
         model_path=Path(values["model_path"]),
         splits={name: Path(path) for name, path in values["splits"].items()},
+        longest_first=values["longest_first"],
         resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
     )

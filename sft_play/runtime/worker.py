@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import resource
 import signal
 import sys
 import time
@@ -40,7 +41,7 @@ PR_SET_PDEATHSIG = 1
 
 def train(job: Job, stop: StopCallback) -> dict[str, Any]:
     """Load, train, evaluate, save; returns what the record keeps."""
-    started = time.monotonic()
+    started, resident = time.monotonic(), resident_bytes()
     config, plan = job.config, job.plan
     check_device(job)
     set_seed(config.train.seed)
@@ -69,6 +70,8 @@ def train(job: Job, stop: StopCallback) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "tokens_per_second": round(progress.tokens_per_second, 1),
         "peak_memory_bytes": peak_memory_bytes(plan.device),
+        "predicted": plan.predicted,
+        "measured": measured_memory(plan.device, resident),
         **counts,
         **evaluations,
     }
@@ -103,12 +106,30 @@ def train_loss(trainer: SftPlayTrainer) -> float:
     return next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry)
 
 
+def measured_memory(device: str, before: int) -> dict[str, int]:
+    """Peak allocated, reserved and used on the device; on a CPU what the process grew by since `before`, in bytes."""
+    if device == "cpu":
+        return {"memory_bytes": peak_memory_bytes(device) - before}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "memory_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "device_bytes": total - free,
+    }
+
+
+def resident_bytes() -> int:
+    """Resident set of this process now; 0 where /proc is not there."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def peak_memory_bytes(device: str) -> int:
     """Most memory allocated on the GPU, or the largest resident set of this process on a CPU."""
     if device == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -119,3 +119,27 @@ def test_training_follows_the_plan_and_knows_the_data_afterwards(workplace: Work
     assert after["plan"]["seq_len"] < 128
     assert after["run"]["rows"] == 32
     assert after["run"]["steps"] == 4
+
+
+def test_calibration_runs_real_steps_and_later_plans_show_the_figure(workplace: Workplace) -> None:
+    done = workplace.run("plan", CONFIG="tiny.yaml", CALIBRATE="1")
+    assert done.code == 0, done.err
+    assert "calibrating: 4 steps of 4 x 63 tokens" in done.out
+    assert "step 4/4" in done.out
+    last = done.out.splitlines()[-1]
+    assert re.search(r"memory 0\.\d\d GiB measured, 0\.\d\d planned; [\d,]+ tokens/s", last), last
+    assert not (workplace.path / "runs/tiny").exists()
+    again = workplace.run("plan", CONFIG="tiny.yaml")
+    assert f"measured on this machine\n  {last}" in again.out
+    refused = workplace.run("plan", CONFIG="tiny.yaml", CALIBRATE="1", HARDWARE="1xT4")
+    assert refused.code == 2
+    assert "CALIBRATE" in refused.error_lines[0]
+
+
+def test_a_finished_run_keeps_its_figure(workplace: Workplace) -> None:
+    assert workplace.train().code == 0
+    (line,) = (workplace.path / "runs/.cache/measured.jsonl").read_text().splitlines()
+    kept, record = json.loads(line), workplace.record()
+    assert kept["memory_bytes"] == record["measured"]["memory_bytes"] > 0
+    assert kept["predicted_memory_bytes"] == record["predicted"]["allocated_bytes"]
+    assert kept["tokens_per_second"] == record["tokens_per_second"]
