@@ -120,8 +120,10 @@ def _better(candidates: Sequence[Candidate]) -> Candidate:
 def why_illegal(facts: ModelFacts, base: Settings, hardware: Hardware, layout: Layout) -> str:
     """Why a layout cannot run at all here; empty where it can."""
     gpus, placement = hardware.world_size, layout.placement
-    if layout.offload is not Offload.NONE and base.method is not Method.FULL:
+    if layout.offload is Offload.OPTIMIZER and base.method is not Method.FULL:
         return "an adapter's optimizer state is too small to be worth moving"
+    if layout == Layout(placement=Placement.ZERO3, offload=Offload.PARAMS) and base.method is Method.QLORA:
+        return "ZeRO-3 loads 4-bit weights whole on every GPU first"
     if not hardware.gpus:
         return "" if placement is Placement.SINGLE else "needs GPUs"
     if placement is Placement.SINGLE:
@@ -216,6 +218,7 @@ def _layouts() -> tuple[Layout, ...]:
         Layout(placement=Placement.ZERO2, offload=Offload.OPTIMIZER),
         Layout(placement=Placement.ZERO3, offload=Offload.OPTIMIZER),
         Layout(placement=Placement.ZERO3, offload=Offload.PARAMS),
+        Layout(placement=Placement.FSDP, offload=Offload.PARAMS),
     )
 
 

@@ -14,6 +14,7 @@ from sft_play.config.schema import TuningMode
 from sft_play.errors import AppliedDiffersError
 from sft_play.record.checkpoints import PREFIX
 from sft_play.record.manifest import write_manifest
+from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
 from sft_play.runtime.trainer import SftPlayTrainer
 
@@ -33,6 +34,8 @@ def save_result(trainer: SftPlayTrainer, job: Job, tokenizer: Any) -> Path:
     tokenizer.save_pretrained(staging)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if base.generation_config is not None:
+        # Whoever serves this must stop where it was taught to: at the template's end of turn too.
+        base.generation_config.eos_token_id = end_token_ids(tokenizer, base.generation_config)
         base.generation_config.save_pretrained(staging)
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty card; ours is written from the record
     write_manifest(staging, {"stamp": job.stamp})
