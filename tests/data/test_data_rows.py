@@ -232,7 +232,7 @@ def test_faults_of_other_files(tmp_path: Path, name: str, content: bytes, expect
         ("rows.csv", b"prompt,prompt\na,b", "a column name stands twice in the header -> rename one"),
         ("rows.csv", b'"prompt', "the header is not CSV: unexpected end of data"),
         ("rows.jsonl.gz", b"junk", "damaged gzip file"),
-        ("rows.jsonl.gz", gzip.compress(GOOD * 999)[:20], "damaged gzip file"),
+        ("rows.jsonl.gz", gzip.compress(GOOD * 999, mtime=0)[:20], "damaged gzip file"),
         ("rows.parquet", b"junk", "not a Parquet file"),
     ],
 )
