@@ -34,7 +34,7 @@ def probe_hardware(*, environment: Mapping[str, str] | None = None, nvml: Any = 
         EnvironmentProblem: CUDA_VISIBLE_DEVICES names a GPU that is not there.
     """
     env = os.environ if environment is None else environment
-    gpus, notes, links = _probe_gpus(nvml or _pynvml(), env.get("CUDA_VISIBLE_DEVICES"))
+    gpus, notes, links = _probe_gpus(nvml or load_nvml(), env.get("CUDA_VISIBLE_DEVICES"))
     kind, speed = _link(gpus, links)
     network = gpus[0].network_bytes_per_second if gpus else 0.0
     return Hardware(
@@ -60,7 +60,28 @@ def probe_ram_bytes() -> int:
     return total
 
 
-def _pynvml() -> Any:
+def probe_free_ram_bytes() -> int:
+    """Memory that a new process could take now: what the kernel calls available, within the control group's limit."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return 0
+    free = int(meminfo.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0]) * 1024
+    limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit.is_file() and used.is_file() and (text := limit.read_text(encoding="utf-8").strip()).isdigit():
+        held = int(used.read_text(encoding="utf-8")) - _reclaimable_bytes()
+        free = min(free, max(0, int(text) - held))
+    return free
+
+
+def _reclaimable_bytes() -> int:
+    """Cached file pages that the control group gives back when asked."""
+    stat = Path("/sys/fs/cgroup/memory.stat")
+    lines = stat.read_text(encoding="utf-8").splitlines() if stat.is_file() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+
+
+def load_nvml() -> Any:
+    """The pynvml module; None where it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -190,13 +211,19 @@ def _nvlink_rate(nvml: Any, handle: Any, gpu: Gpu) -> float:
     """Bytes a second, one direction, over all active NVLinks of a GPU."""
     if gpu.mig or not gpu.compute_capability:
         return 0.0
+    rate = _NVLINK_BYTES_PER_SECOND.get(int(gpu.compute_capability.split(".")[0]), 25e9)
+    return count_nvlinks(nvml, handle) * rate
+
+
+def count_nvlinks(nvml: Any, handle: Any) -> int:
+    """Active NVLinks of a GPU."""
     active = 0
     for link in range(_MAX_NVLINKS):
         try:
             active += int(nvml.nvmlDeviceGetNvLinkState(handle, link) == 1)
         except nvml.NVMLError:
             break
-    return active * _NVLINK_BYTES_PER_SECOND.get(int(gpu.compute_capability.split(".")[0]), 25e9)
+    return active
 
 
 def _link(gpus: tuple[Gpu, ...], nvlink_rate: float) -> tuple[LinkKind, float]:
