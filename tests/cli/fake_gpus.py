@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,3 +56,9 @@ class TwoGpus(FakeNvml):
 def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> None:
     """Commands in this process see these GPUs."""
     monkeypatch.setattr(probe, "load_nvml", lambda: nvml)
+
+
+def cpu_seconds() -> float:
+    """Processor time of the finished child processes: what a command costs, however busy the machine is."""
+    times = os.times()
+    return times.children_user + times.children_system
