@@ -6,11 +6,23 @@ import importlib
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
-from sft_play.errors import ExitCode, SftPlayError, UsageError, exit_code_of
+from sft_play.errors import (
+    EnvironmentProblem,
+    ExitCode,
+    Interrupted,
+    RankFailedError,
+    SftPlayError,
+    UsageError,
+    exit_code_of,
+)
 
+# Commands that only print: nothing is lost when nobody reads on.
+READ_ONLY = ("config", "plan", "gpu-info", "memory-check")
+REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
@@ -26,20 +38,27 @@ def run(argv: Sequence[str] | None = None) -> int:
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
         return find_command(words[:1])(words[1:], os.environ)
-    except SftPlayError as error:
-        if debug:
-            raise
-        for line in error.lines():
-            print(f"error: {line}", file=sys.stderr)
-        return exit_code_of(error)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("error: interrupted", file=sys.stderr)
-        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone: `make config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
+        if words[:1] and words[0] in READ_ONLY:
+            return ExitCode.DONE
+        return fail(EnvironmentProblem("the output was closed", fix="keep it open, or send it to a file"), debug=debug)
+    except SftPlayError as error:
+        return fail(error, debug=debug)
+    except KeyboardInterrupt:
+        return fail(Interrupted("interrupted before anything was started"), debug=debug)
+    except Exception as error:
+        name = type(error).__name__
+        return fail(RankFailedError(f"{name}: {error}", where="a fault of this program", fix=REPORT_IT), debug=debug)
+
+
+def fail(error: SftPlayError, *, debug: bool) -> int:
+    """Print an error, its traceback under `--debug`; returns the exit code."""
+    if debug:
+        traceback.print_exc()
+    for line in error.lines():
+        print(f"error: {line}", file=sys.stderr)
+    return exit_code_of(error)
 
 
 def find_command(words: Sequence[str]) -> Command:

@@ -54,13 +54,13 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     inputs = WorkerInputs(
         model_path=model.path,
         splits={"train": prepared.splits["train"]},
-        stamp=make_stamp(config, plan, prepared.facts.fingerprint),
+        stamp=make_stamp(config, plan, prepared.facts.fingerprint, model.identity()),
         config_yaml=render_config(resolved),
         longest_first=True,
     )
     say(f"calibrating: {STEPS} steps of {plan.micro_batch} x {plan.seq_len} tokens")
-    with locked(run):
-        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ)
+    with locked(run) as lock:
+        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
     for line in lines:
         print(f"error: {line}", file=sys.stderr)
     record = read_record(run)

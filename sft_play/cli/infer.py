@@ -30,6 +30,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError("--prompt and --file exclude each other", where="ARGS")
     chats = read_prompts(options)
     speaker = load(environ)
+    if options.compare and not speaker.has_adapter:
+        raise UsageError("--compare needs an adapter to switch off, and this is a whole model", where="ARGS")
     from sft_play.runtime.generate import Sampling
 
     sampling = Sampling(max_new_tokens=options.max_new_tokens, temperature=options.temperature, top_p=options.top_p)
@@ -80,15 +82,21 @@ def load(environ: Mapping[str, str]) -> Any:
 
     if run_json is None:
         assert located is not None
-        return load_speaker(located.path, Path(adapter) if adapter else None, dtype=DTYPES["bf16"])
+        return load_speaker(located.path, Path(adapter) if adapter else None)
     job = read_job(run_json)
+    if not job.model_path.is_dir():
+        raise ModelError("the run's base model is not there any more", where=str(job.model_path))
     dtype = DTYPES[job.plan.dtype]
     if job.run.adapter.is_dir():
         return load_speaker(
-            job.model_path, job.run.adapter, dtype=dtype, quantization=quantization(job.config, job.plan)
+            job.model_path,
+            job.run.adapter,
+            dtype=dtype,
+            quantization=quantization(job.config, job.plan),
+            trust_remote_code=job.config.model.trust_remote_code,
         )
     if job.run.model.is_dir():
-        return load_speaker(job.run.model, None, dtype=dtype)
+        return load_speaker(job.run.model, None, dtype=dtype, trust_remote_code=job.config.model.trust_remote_code)
     raise ModelError("the run has no result yet", where=str(run), fix="finish it with make train")
 
 

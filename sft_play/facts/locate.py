@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from sft_play.errors import ModelError, ModelUnreachableError, SeveralErrors
 
+# Read from both ends of a weight file for its identity.
+IDENTITY_BYTES = 1 << 20
 # What training needs; other files of a repository (ONNX, GGUF, pickled weights) stay where they are.
 WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt", "*.py"]
 
@@ -20,6 +23,20 @@ class ModelFolder:
     path: Path
     name: str
     weight_bytes: int
+
+    def identity(self) -> str:
+        """Hash of config.json and of each weight file's header, size and last bytes: another base gives another.
+
+        Not of every byte: that would read a large model once more on each start.
+        """
+        digest = hashlib.sha256((self.path / "config.json").read_bytes())
+        for file in sorted(self.path.glob("*.safetensors")):
+            with file.open("rb") as stream:
+                digest.update(stream.read(IDENTITY_BYTES))
+                size = stream.seek(0, 2)
+                stream.seek(max(0, size - IDENTITY_BYTES))
+                digest.update(stream.read() + str(size).encode())
+        return digest.hexdigest()[:16]
 
 
 def locate_model(name: str, revision: str | None) -> ModelFolder:

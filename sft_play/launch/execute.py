@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
@@ -21,8 +23,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DEATH_GRACE_SECONDS = 10.0
 
 
-def execute(spec: LaunchSpec, run: RunDir, environ: Mapping[str, str]) -> tuple[int, list[str]]:
+def execute(
+    spec: LaunchSpec, run: RunDir, environ: Mapping[str, str], *, lock: int | None = None
+) -> tuple[int, list[str]]:
     """Run the worker to its end, its output on the terminal and in run.log.
+
+    Args:
+        lock: descriptor of the run's lock, which the worker holds as well.
 
     Returns:
         The exit code of the run and the error lines that its worker left.
@@ -33,27 +40,35 @@ def execute(spec: LaunchSpec, run: RunDir, environ: Mapping[str, str]) -> tuple[
     write_atomic(run.path / "attempts" / f"{attempt:03d}.json", spec.files[run.run_json])
     run.exit_json.unlink(missing_ok=True)
     # A session of its own: a Ctrl-C reaches the worker once, through us, and no child of it outlives the run.
-    worker = subprocess.Popen(
-        spec.argv,
-        env={**environ, **spec.environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    # It starts with both signals blocked and takes them once it can answer them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        worker = subprocess.Popen(
+            spec.argv,
+            env={**environ, **spec.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(lock,) if lock is not None else (),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     assert worker.stdout is not None
     try:
-        with run.log.open("ab") as log, _forwarding(worker):
+        with run.log.open("ab", buffering=0) as log, _forwarding(worker) as asked:
             _copy(worker.stdout, log)
             returned = worker.wait()
     finally:
         _end_group(worker)
+    if returned == -signal.SIGKILL and asked.interrupts > 1:
+        return int(ExitCode.INTERRUPTED), ["ended at once -> the last checkpoint is whole; the same command goes on"]
     return _outcome(run, returned)
 
 
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:
     for line in iter(source.readline, b""):
-        log.write(line)
-        log.flush()
+        with contextlib.suppress(OSError):  # a full disk: the terminal still shows it, the worker tells the reason
+            log.write(line)
         try:
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
@@ -61,19 +76,25 @@ def _copy(source: IO[bytes], log: IO[bytes]) -> None:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
 
 
+@dataclass
+class _Asked:
+    """How often the user pressed Ctrl-C."""
+
+    interrupts: int = 0
+
+
 @contextmanager
-def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[_Asked]:
     """Hand SIGTERM and SIGINT to the worker, which saves and leaves; a second Ctrl-C ends it now."""
-    interrupts = 0
+    asked = _Asked()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupts
-        interrupts += number == signal.SIGINT
-        worker.send_signal(signal.SIGKILL if interrupts > 1 else number)
+        asked.interrupts += number == signal.SIGINT
+        worker.send_signal(signal.SIGKILL if asked.interrupts > 1 else number)
 
     previous = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -12,13 +12,18 @@ from sft_play.record.manifest import NAME, folder_problem, read_manifest, sync_f
 from sft_play.record.run_dir import RunDir
 
 PREFIX = "step-"
+# Fields of the stamp that a run and the checkpoint it goes on from share.
+MUST_MATCH = (
+    "config_hash", "backend", "mode", "base_model", "base_identity", "strategy", "world_size", "precision",
+    "global_batch", "data_fingerprint",
+)  # fmt: skip
 
 
 def staging_folder(run: RunDir) -> Path:
     """An empty folder on the target's own disk; what a killed save left there is dropped first."""
     staging = run.checkpoints / ".staging"
-    if staging.exists():
-        shutil.rmtree(staging)
+    for left in [staging, *run.checkpoints.glob(".trash-*")]:
+        shutil.rmtree(left, ignore_errors=True)
     staging.mkdir(parents=True)
     return staging
 
@@ -48,25 +53,53 @@ def newest_first(run: RunDir) -> list[Path]:
     return sorted(folders, key=lambda folder: int(folder.name[len(PREFIX) :]), reverse=True)
 
 
-def newest_good(run: RunDir, config_hash: str, say: Callable[[str], None]) -> Path | None:
+def step_of(folder: Path | None) -> int:
+    """The optimizer step of a checkpoint folder; 0 without one."""
+    return int(folder.name[len(PREFIX) :]) if folder else 0
+
+
+def stamp_differences(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What a checkpoint was made by and this run is, where the two may not differ."""
+    return [
+        f"{key}: made by {made.get(key)}, this run is {now.get(key)}"
+        for key in MUST_MATCH
+        if made.get(key) != now.get(key)
+    ]
+
+
+def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None]) -> Path | None:
     """The newest verified checkpoint; a bad one is set aside by name and the next older one taken.
 
+    Args:
+        stamp: of the run that wants to go on; `MUST_MATCH` has to be the same in the checkpoint's.
+
     Raises:
-        ResumeRefusedError: there are checkpoints and none is good, or the newest good one has another config.
+        ResumeRefusedError: there are checkpoints and none is good, or the newest good one was made by another run.
     """
     folders = newest_first(run)
     for folder in folders:
         problem = folder_problem(folder)
         if problem:
             say(f"checkpoint {folder.name} is set aside: {problem}")
-            folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            set_aside(folder)
             continue
-        if read_manifest(folder).get("config_hash") != config_hash:
-            raise ResumeRefusedError("its checkpoints were made with another config", where=str(run.path))
+        if wrong := stamp_differences(read_manifest(folder), stamp):
+            raise ResumeRefusedError(
+                f"its checkpoint {folder.name} is of another run: {'; '.join(wrong)}", where=str(run.path)
+            )
         return folder
     if folders or any(run.checkpoints.glob("damaged-*")):
         raise ResumeRefusedError("no checkpoint of this run is whole", where=str(run.checkpoints))
     return None
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint, which is never deleted, to a name that is free."""
+    number, target = 1, folder.with_name(f"damaged-{folder.name}")
+    while target.exists():
+        number += 1
+        target = folder.with_name(f"damaged-{folder.name}-{number}")
+    return folder.rename(target)
 
 
 def _discard(folder: Path) -> None:

@@ -118,8 +118,11 @@ def config_hash(config: Config) -> str:
 
 
 @contextmanager
-def locked(run: RunDir) -> Iterator[None]:
-    """Hold the run's lock; the kernel drops it with the process, so a stale one cannot be.
+def locked(run: RunDir) -> Iterator[int]:
+    """Hold the run's lock; the kernel drops it with the last process that has it open, so a stale one cannot be.
+
+    Yields:
+        The lock's file descriptor, for the worker to hold too: it may outlive its parent while it saves.
 
     Raises:
         RunLockedError: another process holds it, named by its id.
@@ -133,7 +136,7 @@ def locked(run: RunDir) -> Iterator[None]:
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
-        yield
+        yield stream.fileno()
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -20,9 +20,12 @@ def append_metrics(path: Path, event: str, values: dict[str, Any]) -> None:
         stream.write(line + "\n")
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Every event of a run, in order."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def trim_metrics(path: Path, step: int) -> None:
+    """Take back the events beyond a step: the run goes on from there and will write them again."""
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    write_atomic(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
 
 
 def write_record(run: RunDir, values: dict[str, Any]) -> None:

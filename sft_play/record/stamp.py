@@ -15,7 +15,7 @@ VERSION = 1
 STACK = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "datasets", "tokenizers")
 
 
-def make_stamp(config: Config, plan: Plan, data_fingerprint: str) -> dict[str, Any]:
+def make_stamp(config: Config, plan: Plan, data_fingerprint: str, base_identity: str) -> dict[str, Any]:
     """Backend, model, placement, data and versions, as plain JSON values."""
     return {
         "version": VERSION,
@@ -23,6 +23,7 @@ def make_stamp(config: Config, plan: Plan, data_fingerprint: str) -> dict[str, A
         "backend": config.tuning.backend,
         "mode": config.tuning.mode.value,
         "base_model": config.model.name,
+        "base_identity": base_identity,
         "strategy": plan.strategy,
         "world_size": plan.world_size,
         "precision": {"weights": plan.dtype, "autocast": plan.autocast},

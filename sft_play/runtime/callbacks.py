@@ -16,19 +16,28 @@ from sft_play.errors import Interrupted, Preempted, SftPlayError
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_metrics
 
+# Seconds between two signs of life of a long evaluation.
+TELL_SECONDS = 5.0
 
-def build_callbacks(config: Config, run: RunDir, stop: StopCallback) -> list[TrainerCallback]:
-    """The callbacks that the config asks for, in the order in which they are called."""
+
+def build_callbacks(config: Config, run: RunDir, stop: StopCallback, first_step: int) -> list[TrainerCallback]:
+    """The callbacks that the config asks for, in the order in which they are called.
+
+    Args:
+        first_step: the first step that this attempt will train, from 1.
+    """
+    early_stopping = config.train.early_stopping_patience is not None
     watching: list[TrainerCallback] = [stop, ProgressCallback(), MetricsCallback(run.metrics)]
-    if config.train.metric_for_best_model or config.train.load_best_model_at_end:
+    if config.train.metric_for_best_model or config.train.load_best_model_at_end or early_stopping:
         watching.append(SaveBestCallback())
-    if config.train.early_stopping_patience is not None:
+    if early_stopping:
         train = config.train
         watching.append(EarlyStoppingCallback(train.early_stopping_patience, train.early_stopping_threshold))
     if "tensorboard" in config.run.report_to:
         from torch.utils.tensorboard import SummaryWriter
 
-        watching.append(TensorBoardCallback(SummaryWriter(str(run.tensorboard))))
+        # What a crashed attempt wrote beyond the checkpoint is taken back.
+        watching.append(TensorBoardCallback(SummaryWriter(str(run.tensorboard), purge_step=first_step)))
     return watching
 
 
@@ -39,7 +48,8 @@ class ProgressCallback(TrainerCallback):
         self.mark = self.first = 0.0
         self.seconds = self.seconds_all = 0.0
         self.tokens = self.tokens_all = 0.0
-        self.steps = 0
+        self.steps = self.evaluated = 0
+        self.told = time.monotonic()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.mark = time.monotonic()
@@ -70,8 +80,16 @@ class ProgressCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
     ) -> None:
-        self.mark = time.monotonic()
+        self.mark, self.evaluated = time.monotonic(), 0
         print(f"evaluated at step {state.global_step}: held-out loss {metrics['eval_loss']:.4f}")
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, eval_dataloader: Any, **_: Any
+    ) -> None:
+        self.evaluated += 1
+        if time.monotonic() - self.told > TELL_SECONDS:
+            self.told = time.monotonic()
+            print(f"evaluating: batch {self.evaluated} of {len(eval_dataloader)}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.mark = time.monotonic()
@@ -126,6 +144,10 @@ class StopCallback(TrainerCallback):
         if self.reason:
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.reason:  # the epoch only ends because of the stop: nothing is due, and time may be short
+            control.should_save = control.should_evaluate = False
 
     def raise_if_asked(self, step: int) -> None:
         """Leave, once the state is saved.

@@ -13,7 +13,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TextIteratorStreamer
 
-from sft_play.errors import DataError, ModelError
+from sft_play.data.encode import encode_prompt
+from sft_play.data.template import TextTokenizer, load_text_tokenizer
+from sft_play.errors import ModelError
 from sft_play.runtime.model import keep_layout, load_tokenizer
 
 Message = dict[str, str]
@@ -37,6 +39,7 @@ class Speaker:
     model: Any
     tokenizer: PreTrainedTokenizerBase
     end_ids: list[int]
+    text_tokenizer: TextTokenizer
 
     def answer(self, messages: Sequence[Message], sampling: Sampling, *, base: bool = False) -> str:
         """The whole answer; with `base`, that of the model without its adapter."""
@@ -52,7 +55,7 @@ class Speaker:
         failures: list[BaseException] = []
 
         def generate() -> None:
-            without = self.model.disable_adapter() if base and isinstance(self.model, PeftModel) else nullcontext()
+            without = self.model.disable_adapter() if base and self.has_adapter else nullcontext()
             try:
                 with torch.no_grad(), without:
                     self.model.generate(
@@ -76,24 +79,30 @@ class Speaker:
             raise failures[0]
 
     def prompt_ids(self, messages: Sequence[Message]) -> torch.Tensor:
-        """Token ids, shape (1, n): the rendered chat up to where the answer begins.
+        """Token ids, shape (1, n): the chat up to where the answer begins, by the very code that prepared training.
 
         Raises:
-            DataError: the template refuses these messages.
+            DataError: the template refuses these messages, or there are several and no template.
         """
-        if not self.tokenizer.chat_template:
-            text = "\n".join(message["content"] for message in messages)
-            return self.tokenizer(text, return_tensors="pt").input_ids
-        try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )["input_ids"]
-        except Exception as error:  # jinja's own errors and the template's raise_exception
-            raise DataError(f"the chat template refuses these messages ({error})", where="prompt") from error
+        return torch.tensor([encode_prompt(self.text_tokenizer, messages)])
+
+    @property
+    def has_adapter(self) -> bool:
+        return isinstance(self.model, PeftModel)
 
 
-def load_speaker(model: Path, adapter: Path | None, *, quantization: Any = None, dtype: torch.dtype) -> Speaker:
+def load_speaker(
+    model: Path,
+    adapter: Path | None,
+    *,
+    quantization: Any = None,
+    dtype: torch.dtype | str = "auto",
+    trust_remote_code: bool = False,
+) -> Speaker:
     """A model folder, or a base with an adapter; tokenizer and template come from the adapter's folder.
+
+    Args:
+        dtype: of the weights; `auto` takes that of the files.
 
     Raises:
         ModelError: the adapter's folder is no adapter.
@@ -105,13 +114,15 @@ def load_speaker(model: Path, adapter: Path | None, *, quantization: Any = None,
         dtype=dtype,
         quantization_config=quantization,
         device_map={"": 0} if torch.cuda.is_available() else None,
+        trust_remote_code=trust_remote_code,
         local_files_only=True,
     )
     keep_layout(loaded)
     if adapter is not None:
         loaded = PeftModel.from_pretrained(loaded, str(adapter))
-    tokenizer = load_tokenizer(adapter or model, None)
-    return Speaker(loaded.eval(), tokenizer, end_token_ids(tokenizer, loaded.generation_config))
+    tokenizer = load_tokenizer(adapter or model, None, trust_remote_code=trust_remote_code)
+    ends = end_token_ids(tokenizer, loaded.generation_config)
+    return Speaker(loaded.eval(), tokenizer, ends, load_text_tokenizer(adapter or model))
 
 
 def end_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> list[int]:

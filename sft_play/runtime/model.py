@@ -37,10 +37,21 @@ def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
         local_files_only=True,
     )
     keep_layout(model)
+    repair_generation_config(model)
     for kind in ("missing_keys", "mismatched_keys"):
         if found := sorted(str(key) for key in report[kind]):
             raise ModelError(f"{len(found)} {kind.replace('_', ' ')}, first {found[0]}", where=str(path))
     return model
+
+
+def repair_generation_config(model: PreTrainedModel) -> None:
+    """Sampling settings beside `do_sample: false`, as some models ship them, would keep the result from being saved."""
+    settings = model.generation_config
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
+        print("note: the model's generation config names sampling settings without do_sample; it is set to true")
 
 
 def keep_layout(model: torch.nn.Module) -> None:
@@ -65,14 +76,16 @@ def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
     )
 
 
-def load_tokenizer(path: Path, chat_template: str | None) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: Path, chat_template: str | None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer, with the config's chat template, padding on the right with a token that is never learned.
 
     Padding is masked by position, so a pad token that equals the end of sequence does no harm.
     """
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     if chat_template is not None:
-        tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        tokenizer.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"

@@ -56,7 +56,7 @@ def check_tensors(model: torch.nn.Module) -> None:
 
 
 def load_best(trainer: SftPlayTrainer, job: Job) -> int | None:
-    """Put the best checkpoint's weights into the model; returns its step, None where none was better."""
+    """Put the best checkpoint's weights into the model; returns its step."""
     step = trainer.state.best_global_step
     if not step or step == trainer.state.global_step:
         return trainer.state.global_step
@@ -65,9 +65,14 @@ def load_best(trainer: SftPlayTrainer, job: Job) -> int | None:
     if isinstance(model, PeftModel):
         set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
     else:
-        for file in sorted(folder.glob("model*.safetensors")):
-            model.load_state_dict(load_file(file), strict=False)
+        weights = {
+            key: value for file in sorted(folder.glob("model*.safetensors")) for key, value in load_file(file).items()
+        }
+        missing, unexpected = model.load_state_dict(weights, strict=False)
         model.tie_weights()
+        lacking = [key for key in missing if not key.endswith("lm_head.weight")]  # a tied head is not in the file
+        if lacking or unexpected:
+            raise AppliedDiffersError(f"weights do not match: {[*lacking, *unexpected][:3]}", where=str(folder))
     trainer.loaded_step = step
     print(f"loaded the best checkpoint, step {step}")
     return step

@@ -6,6 +6,7 @@ HF's argument classes are built here and nowhere else.
 from __future__ import annotations
 
 import math
+import shutil
 from typing import Any
 
 import torch
@@ -80,9 +81,12 @@ class SftPlayTrainer(SFTTrainer):
         self.args.output_dir = str(staging)
         try:
             Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)  # a half checkpoint must not go on filling a full disk
+            raise
         finally:
             self.args.output_dir = target
-        (staged,) = staging.iterdir()
+        (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
         (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here ever reads
         publish(self.run, staged, self.state.global_step, dict(self.stamp))
         rotate(self.run, self.save_limit, self.state.best_global_step)
@@ -105,6 +109,13 @@ def build_trainer(job: Job, model: Any, tokenizer: Any, callbacks: list[TrainerC
     # The callbacks of ours print and record; the Trainer's own printer would repeat every line.
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def best_metric(config: Config) -> str | None:
+    """The metric that picks the best checkpoint; the evaluation loss where one is needed and none is named."""
+    train = config.train
+    needed = train.load_best_model_at_end or train.early_stopping_patience is not None
+    return train.metric_for_best_model or ("eval_loss" if needed else None)
 
 
 def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: bool) -> SFTConfig:
@@ -147,7 +158,7 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         eval_accumulation_steps=train.eval_accumulation_steps,
         eval_do_concat_batches=train.eval_do_concat_batches,
         prediction_loss_only=True,
-        metric_for_best_model=train.metric_for_best_model,
+        metric_for_best_model=best_metric(config),
         greater_is_better=train.greater_is_better,
         save_strategy=train.save_strategy,
         save_steps=train.save_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import resource
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import set_seed
+from transformers import TrainerState, set_seed
 
 from sft_play.config.schema import TuningMode
 from sft_play.errors import (
@@ -26,6 +27,7 @@ from sft_play.errors import (
     SftPlayError,
     exit_code_of,
 )
+from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
@@ -33,6 +35,7 @@ from sft_play.runtime.applied import check_applied
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
+from sft_play.runtime.output import LastingStream
 from sft_play.runtime.save import load_best, save_result
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
 
@@ -49,14 +52,18 @@ def train(job: Job, stop: StopCallback) -> dict[str, Any]:
     model = load_model(config, plan, job.model_path)
     if config.tuning.mode is not TuningMode.FULL:
         model = add_adapter(model, config)
-    tokenizer = load_tokenizer(job.model_path, config.model.chat_template)
-    callbacks = build_callbacks(config, job.run, stop)
+    tokenizer = load_tokenizer(
+        job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
+    )
+    callbacks = build_callbacks(config, job.run, stop, first_step=1 + step_of(job.resume_from))
     trainer = build_trainer(job, model, tokenizer, callbacks)
     counts = check_applied(trainer, config, plan)
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
-    trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
-    stop.raise_if_asked(trainer.state.global_step)
+    if job.resume_from is None or not finish_from(trainer, job.resume_from):
+        trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+        if trainer.state.global_step < trainer.state.max_steps:
+            stop.raise_if_asked(trainer.state.global_step)
     best_step = load_best(trainer, job) if config.train.load_best_model_at_end else None
     evaluations = evaluate_at_end(trainer)
     result = save_result(trainer, job, tokenizer)
@@ -77,6 +84,24 @@ def train(job: Job, stop: StopCallback) -> dict[str, Any]:
     }
 
 
+def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
+    """Load a checkpoint after which nothing is left to train; False where training goes on from it.
+
+    The Trainer looks at its step budget only after a step, so it would train one too many.
+    """
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    stopping: Any = state.stateful_callbacks.get("EarlyStoppingCallback") or {}
+    patience = stopping.get("args", {}).get("early_stopping_patience")
+    waited = stopping.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    stopped_early = patience is not None and waited >= patience
+    if state.global_step < state.max_steps and not stopped_early:
+        return False
+    trainer.state = state
+    trainer._load_from_checkpoint(str(checkpoint))
+    print(f"training ended at step {state.global_step}; finishing from its checkpoint")
+    return True
+
+
 def check_device(job: Job) -> None:
     """The plan's device must be one that this torch can use.
 
@@ -93,7 +118,7 @@ def check_device(job: Job) -> None:
 def evaluate_at_end(trainer: SftPlayTrainer) -> dict[str, float]:
     """The held-out loss before the first step (where it was measured) and of the finished model."""
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    if trainer.eval_dataset is None:
+    if trainer.eval_dataset is None or trainer.args.eval_strategy == "no":
         return {}
     at_end = [entry["eval_loss"] for entry in history if entry["step"] == trainer.state.global_step]
     after = at_end[-1] if at_end and trainer.loaded_step is None else trainer.evaluate()["eval_loss"]
@@ -163,16 +188,21 @@ def main(run_json: Path) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     job = read_job(run_json)
+    sys.stdout = sys.stderr = LastingStream(sys.stdout, job.run.log)
     stop = StopCallback()
+    # The parent blocks both until here, so that one which comes while the stack is imported is not lost.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
         record = train(job, stop)
     except BaseException as error:
         known = as_user_error(error, job.run)
         if known is None:
-            traceback.print_exc()
+            with contextlib.suppress(OSError), job.run.log.open("a", encoding="utf-8") as log:
+                traceback.print_exc(file=log)
             known = RankFailedError(f"{type(error).__name__}: {error}", where="worker", fix=f"see {job.run.log}")
-        write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
-        write_exit(job.run, exit_code_of(known), known.lines())
+        with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself
+            write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
+            write_exit(job.run, exit_code_of(known), known.lines())
         return exit_code_of(known)
     write_record(job.run, {**record, "stamp": job.stamp})
     write_exit(job.run, 0, [])

@@ -13,11 +13,12 @@ import pytest
 
 from tests.tiny import ROOT, Done, Workplace
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 MACHINES = ["cpu", "1xT4", "2xRTX4090", "2xH100-80", "4xH200", "2x8xA100-80"]
 
 
 def plan(*words: str, **variables: str) -> Done:
-    environ = {"PATH": "/usr/bin:/bin", "CONFIG": "configs/demo.yaml", **variables}
+    environ = {"PATH": "/usr/bin:/bin", "CONFIG": "configs/demo.yaml", "MODEL_NAME": MODEL, **variables}
     done = subprocess.run(
         [sys.executable, "-m", "sft_play", "plan", *words], cwd=ROOT, env=environ, capture_output=True, text=True
     )

@@ -123,7 +123,7 @@ def test_a_broken_config_is_a_model_error(tmp_path: Path, text: str) -> None:
 
 
 def test_an_unknown_id_says_what_to_do() -> None:
-    with pytest.raises(ModelError, match="name the folder"):
+    with pytest.raises(ModelError, match="name a folder"):
         read_model_facts("nobody/nothing")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -85,9 +86,13 @@ def test_kill_9_of_the_parent_leaves_no_worker(slow: Workplace) -> None:
     finish(process)
     for _ in range(100):
         if not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split()[2]:
-            return
+            break
         time.sleep(0.1)
-    raise AssertionError("the worker outlived its parent by 10 s")
+    else:
+        raise AssertionError("the worker outlived its parent by 10 s")
+    saved = list((slow.path / "runs/tiny/checkpoints").glob("step-*/manifest.json"))
+    assert len(saved) == 1, "it saved what it had before it left"
+    assert json.loads((slow.path / "runs/tiny/launch/exit.json").read_text())["code"] == 75
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_taken(slow: Workplace) -> None:
@@ -134,7 +139,7 @@ def test_another_config_may_not_continue_a_run(slow: Workplace) -> None:
     (slow.path / "runs/tiny/record.json").unlink()
     done = slow.train(TRAIN_LEARNING_RATE="0.5")
     assert done.code == 3
-    assert "another config" in done.error_lines[0]
+    assert "of another run: config_hash" in done.error_lines[0]
 
 
 def test_without_a_name_a_changed_learning_rate_is_another_run(workplace: Workplace) -> None:
@@ -173,3 +178,77 @@ def test_a_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(workpla
     assert done.returncode == 4, done.stdout + done.stderr
     assert "disk is full" in done.stderr
     assert not list((workplace.path / "runs/tiny/checkpoints").glob("step-*"))
+
+
+def test_a_run_whose_last_checkpoint_is_its_end_only_finishes(slow: Workplace) -> None:
+    """Killed between the last save and the result: not one step more is trained."""
+    assert slow.train().code == 0
+    run = slow.path / "runs/tiny"
+    before, losses = adapter_bytes(slow, "tiny"), slow.losses()
+    (run / "record.json").unlink()
+    shutil.rmtree(run / "adapter")
+    done = slow.train()
+    assert done.code == 0, done.err
+    assert "training ended at step 12" in done.out
+    assert slow.record()["steps"] == 12
+    assert adapter_bytes(slow, "tiny") == before
+    assert slow.losses() == losses
+
+
+def test_other_data_is_refused(slow: Workplace) -> None:
+    process = slow.start("train", CONFIG="tiny.yaml")
+    wait_for(process, "saved checkpoints/step-4")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 75
+    rows = (slow.path / "train.jsonl").read_text().splitlines()
+    (slow.path / "train.jsonl").write_text("\n".join([*rows[1:], rows[0]]) + "\n")
+    done = slow.train()
+    assert done.code == 3
+    assert "data_fingerprint: made by" in done.error_lines[0]
+
+
+def test_the_metrics_of_a_resumed_run_hold_every_step_once(slow: Workplace) -> None:
+    process = slow.start("train", CONFIG="tiny.yaml")
+    wait_for(process, "step  7/12")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert finish(process).code == 6
+    assert slow.train().code == 0
+    lines = (slow.path / "runs/tiny/metrics.jsonl").read_text().splitlines()
+    assert [one["step"] for one in map(json.loads, lines) if one["event"] == "train"] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_while_the_worker_is_still_importing(slow: Workplace, number: signal.Signals, code: int) -> None:
+    process = slow.start("train", CONFIG="tiny.yaml")
+    wait_for(process, "attention sdpa")  # the last line before the worker starts
+    time.sleep(0.7)
+    process.send_signal(number)
+    stopped = finish(process)
+    assert stopped.code == code, stopped.out + stopped.err
+    assert "Traceback" not in stopped.out + stopped.err
+    assert slow.train().code == 0
+
+
+def test_a_generation_config_that_contradicts_itself_is_repaired_before_training(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workplace.model, copy)
+    (copy / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.9, "eos_token_id": 0}')
+    done = workplace.train(MODEL_NAME=str(copy))
+    assert done.code == 0, done.err
+    assert "do_sample" in done.out
+    assert json.loads((workplace.path / "runs/tiny/adapter/generation_config.json").read_text())["do_sample"] is True
+
+
+def test_the_best_model_is_that_of_the_evaluation_loss_where_no_metric_is_named(workplace: Workplace) -> None:
+    workplace.write(
+        train={
+            **workplace.config["train"],
+            "max_steps": 6, "learning_rate": 4.0, "warmup": 8, "eval_strategy": "steps", "eval_steps": 1,
+            "save_steps": 1, "load_best_model_at_end": True,
+        }
+    )  # fmt: skip
+    assert workplace.train().code == 0
+    assert workplace.record()["best_step"] < 6

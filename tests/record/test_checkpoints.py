@@ -11,6 +11,7 @@ from sft_play.record.checkpoints import newest_first, newest_good, publish, rota
 from sft_play.record.manifest import folder_problem
 from sft_play.record.run_dir import RunDir, locked
 
+STAMP = {"config_hash": "h", "mode": "lora", "data_fingerprint": "d", "base_identity": "b"}
 CONTENT = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments", "empty": b""}
 
 
@@ -26,7 +27,7 @@ def save(run: RunDir, step: int) -> Path:
     staged.mkdir()
     for name, content in CONTENT.items():
         (staged / name).write_bytes(content)
-    return publish(run, staged, step, {"config_hash": "h"})
+    return publish(run, staged, step, STAMP)
 
 
 def steps(run: RunDir) -> list[int]:
@@ -37,7 +38,7 @@ def test_the_newest_is_found_by_number_not_by_name_or_time(run: RunDir) -> None:
     for step in (9, 100, 20):
         save(run, step)
     assert steps(run) == [100, 20, 9]
-    assert newest_good(run, "h", print) == run.checkpoints / "step-100"
+    assert newest_good(run, STAMP, print) == run.checkpoints / "step-100"
 
 
 @pytest.mark.parametrize("name", [*CONTENT, "manifest.json"])
@@ -56,7 +57,7 @@ def test_every_damage_to_every_file_is_found(run: RunDir, name: str, damage: str
         file.write_bytes(content + b"x")
     assert folder_problem(bad)
     said: list[str] = []
-    assert newest_good(run, "h", said.append) == good
+    assert newest_good(run, STAMP, said.append) == good
     assert "step-2" in said[0]
 
 
@@ -82,16 +83,17 @@ def test_rotation_keeps_the_newest_and_the_best_and_touches_nothing_foreign(run:
     assert (foreign / "mine.txt").read_text() == "mine"
 
 
-def test_another_config_is_refused(run: RunDir) -> None:
+def test_a_checkpoint_of_another_run_is_refused(run: RunDir) -> None:
     save(run, 1)
-    with pytest.raises(ResumeRefusedError, match="another config"):
-        newest_good(run, "other", print)
+    for key in STAMP:
+        with pytest.raises(ResumeRefusedError, match=f"{key}: made by {STAMP[key]}, this run is other"):
+            newest_good(run, {**STAMP, key: "other"}, print)
 
 
 def test_what_a_killed_save_left_is_dropped(run: RunDir) -> None:
     (staging_folder(run) / "half").write_text("x")
     assert list(staging_folder(run).iterdir()) == []
-    assert newest_good(run, "h", print) is None
+    assert newest_good(run, STAMP, print) is None
 
 
 def test_the_lock_names_its_holder_and_ends_with_it(run: RunDir) -> None:
