@@ -15,7 +15,7 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install demo config plan train infer test test-all bench-overhead docs
+.PHONY: help install demo config plan gpu-info memory-check train infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -34,6 +34,12 @@ config: $(READY) ## Show every value of a config and where it comes from (CONFIG
 
 plan: $(READY) ## What fits, how fast, how long and why, before anything is loaded (CONFIG=, HARDWARE=2xH100-80, CALIBRATE=1)
 	@$(SFT_PLAY) plan
+
+gpu-info: $(READY) ## The GPUs, their links, the CPU, memory, disk and versions of this machine (ARGS=--json)
+	@$(SFT_PLAY) gpu-info
+
+memory-check: $(READY) ## What each GPU holds now and by which process, beside what a plan needs (CONFIG=)
+	@$(SFT_PLAY) memory-check
 
 train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)
 	@$(SFT_PLAY) train

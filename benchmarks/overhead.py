@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 CONFIG = "configs/demo.yaml"
+SLOWEST, LARGEST = 0.97, 1.05
 
 
 def main() -> int:
@@ -33,8 +34,7 @@ def main() -> int:
         return plain(Path(chosen.plain[0]), int(chosen.plain[1]))
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure_pair(Path(folder) / f"pair-{number}", chosen.steps) for number in range(chosen.pairs)]
-    report(rows)
-    return 0
+    return report(rows)
 
 
 def measure_pair(folder: Path, steps: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -138,8 +138,8 @@ def plain(run_json: Path, steps: int) -> int:
     return 0
 
 
-def report(rows: list[tuple[dict[str, float], dict[str, float]]]) -> None:
-    """A line a pair, then the medians of the ratios."""
+def report(rows: list[tuple[dict[str, float], dict[str, float]]]) -> int:
+    """A line a pair, the medians of the ratios and the verdict; 1 where a bound is missed."""
     print("pair   tokens/s ours   plain   ratio    peak GiB ours   plain   ratio")
     speeds, peaks = [], []
     for number, (ours, other) in enumerate(rows, 1):
@@ -149,7 +149,11 @@ def report(rows: list[tuple[dict[str, float], dict[str, float]]]) -> None:
             f"{number:>4}   {ours['tokens_per_second']:>13.1f}  {other['tokens_per_second']:>6.1f}  {speeds[-1]:>6.3f}"
             f"    {ours['peak_bytes'] / 2**30:>13.2f}  {other['peak_bytes'] / 2**30:>6.2f}  {peaks[-1]:>6.3f}"
         )
-    print(f"median ratio: speed {statistics.median(speeds):.3f}, memory {statistics.median(peaks):.3f}")
+    speed, peak = statistics.median(speeds), statistics.median(peaks)
+    met = speed >= SLOWEST and peak <= LARGEST
+    print(f"median ratio: speed {speed:.3f} (at least {SLOWEST}), memory {peak:.3f} (at most {LARGEST})")
+    print("within bounds" if met else "out of bounds")
+    return 0 if met else 1
 
 
 if __name__ == "__main__":

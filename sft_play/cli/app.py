@@ -26,7 +26,15 @@ REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
-COMMANDS = {"config": "config", "demo": "demo", "infer": "infer", "plan": "plan", "train": "train"}
+COMMANDS = {
+    "config": "config",
+    "demo": "demo",
+    "gpu-info": "gpu_info",
+    "infer": "infer",
+    "memory-check": "memory_check",
+    "plan": "plan",
+    "train": "train",
+}
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -48,11 +48,20 @@ def test_the_result_is_a_model_folder_for_itself(trained: Workplace) -> None:
     assert done.out
 
 
+def test_a_whole_model_has_no_before_to_compare_with(trained: Workplace) -> None:
+    done = trained.run("infer", "--prompt", "Say it.", "--compare", RUN="runs/tiny")
+    assert done.code == 2
+    assert "whole model" in done.error_lines[0]
+
+
 def test_an_adapter_over_its_base_and_beside_it(workplace: Workplace) -> None:
     assert workplace.train(TRAIN_MAX_STEPS="30", TRAIN_LEARNING_RATE="0.05").code == 0
     words = ("infer", "--prompt", "What comes after 3?", "--max-new-tokens", "8", "--compare", "--json")
     from_run = workplace.run(*words, RUN="runs/tiny")
     assert from_run.code == 0, from_run.err
+    beside = workplace.run(*words, MODEL=str(workplace.model), ADAPTER="runs/tiny/adapter")
+    assert beside.code == 0, beside.err
+    assert json.loads(beside.out) == json.loads(from_run.out)
     answers = json.loads(from_run.out)
     assert answers["base"] != answers["answer"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from tests.tiny import ROOT
 
+# One file a test worker: two that share one would remove each other's evidence.
+CANARY = f"PWNED-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 HOSTILE = [
     "x; touch PWNED",
     "`touch PWNED`",
@@ -43,7 +46,7 @@ def make(*words: str, code: int | None = None, **environ: str) -> subprocess.Com
 
 @pytest.fixture(autouse=True)
 def _canary():
-    canary = ROOT / "PWNED"
+    canary = ROOT / CANARY
     canary.unlink(missing_ok=True)
     yield
     existed = canary.exists()
@@ -55,13 +58,13 @@ def _canary():
 @pytest.mark.parametrize("name", ["CONFIG", "TRAIN_RUN", "ARGS", "RUN", "PYTHON", "READY", "SFT_PLAY"])
 def test_a_value_is_never_run(name: str, value: str) -> None:
     target = "infer" if name == "RUN" else "config"
-    done = make(target, f"{name}={value}")
+    done = make(target, f"{name}={value.replace('PWNED', CANARY)}")
     assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_a_hostile_value_in_the_environment_is_never_run() -> None:
     for value in HOSTILE[:5]:
-        make("config", CONFIG=value, code=2)
+        make("config", CONFIG=value.replace("PWNED", CANARY), code=2)
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
