@@ -71,8 +71,8 @@ ADVICE: Mapping[str, str] = {
     "resume_from_checkpoint": "set run.resume: auto, never or must",
     "overwrite_output_dir": "set run.resume: never",
     "val_set_size": "set data.split.validation to a share below 1",
-    "do_train": "make train trains and make eval evaluates",
-    "do_eval": "make train trains and make eval evaluates",
+    "do_train": "make train trains; train.eval_strategy says when it evaluates",
+    "do_eval": "make train trains; train.eval_strategy says when it evaluates",
     "auto_find_batch_size": "set train.batch_size: auto",
 }
 """Foreign names with no key of the same meaning, and what to write instead."""

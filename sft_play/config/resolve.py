@@ -35,7 +35,9 @@ def resolve(
     inputs: Iterable[str] = (),
     partial: bool = False,
 ) -> Resolved:
-    """The config from default < setup < include < file < environment. Reads YAML files, nothing else.
+    """The config from default < setup < include < file < environment.
+
+    Reads YAML files and looks whether the model is a folder, nothing else.
 
     Args:
         config_path: the YAML file; None for the environment alone.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from pathlib import Path
 
 from sft_play.config.dist_rules import DIST_RULES
 from sft_play.config.findings import Finding, Rule, ignored, needs, said
@@ -18,7 +19,10 @@ from sft_play.config.origin import Resolved
 from sft_play.config.schema import TuningMode
 from sft_play.errors import ConfigError
 
-__all__ = ["NOT_YET", "RULES", "check_rules", "refuse_unavailable"]
+__all__ = ["NOT_YET", "RULES", "RUN_NAME_PATTERN", "check_rules", "refuse_unavailable"]
+
+RUN_NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+"""What `run.name` must match in full to be a plain folder name."""
 
 
 def one_precision(resolved: Resolved) -> Iterator[Finding]:
@@ -32,11 +36,12 @@ def one_precision(resolved: Resolved) -> Iterator[Finding]:
 
 
 def no_half_masters(resolved: Resolved) -> Iterator[Finding]:
-    """Loss scaling needs fp32 gradients, which fp16 weights do not have."""
+    """Weights that are trained themselves are kept in fp32; an adapter's always are."""
     config = resolved.config
-    if config.train.fp16 and config.model.dtype == "fp16" and config.tuning.mode is TuningMode.FULL:
-        what = "train.fp16 trains every weight in fp32 under loss scaling, and model.dtype: fp16 leaves no fp32 weights"
-        yield Finding(keys=("model.dtype", "train.fp16"), what=what, fix="set model.dtype: auto")
+    if config.model.dtype in ("bf16", "fp16") and config.tuning.mode is TuningMode.FULL:
+        what = f"{said(resolved, 'model.dtype')} cannot be trained whole: small updates are lost in 16 bits"
+        fix = "leave model.dtype at auto; mixed precision comes from train.bf16"
+        yield Finding(keys=("model.dtype", "tuning.mode"), what=what, fix=fix)
 
 
 def scaled_learning_rate(resolved: Resolved) -> Iterator[Finding]:
@@ -48,11 +53,28 @@ def scaled_learning_rate(resolved: Resolved) -> Iterator[Finding]:
         yield needs(resolved, "train.lr_scaling", "train.lr_base_batch", "train.lr_base_batch", fix=fix)
 
 
+def is_local(name: str) -> bool:
+    """Whether `model.name` is a folder: written as a path, or there."""
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        return True
+    try:
+        return Path(name).is_dir()
+    except OSError:  # too long for the disk
+        return False
+
+
+def revision_of_a_hub_model(resolved: Resolved) -> Iterator[Finding]:
+    model = resolved.config.model
+    if model.revision is not None and is_local(model.name):
+        what = f"{said(resolved, 'model.revision')} for the folder {model.name}: a folder has no revision"
+        yield Finding(keys=("model.revision", "model.name"), what=what, fix="remove model.revision, or give a hub id")
+
+
 def pinned_remote_code(resolved: Resolved) -> Iterator[Finding]:
-    """Code from a hub can change under a name; from a folder given as a path it is the user's own."""
+    """Code from a hub can change under a name; from a folder it is the user's own."""
     model = resolved.config.model
     pinned = re.fullmatch(r"[0-9a-fA-F]{40}", model.revision or "")
-    if model.trust_remote_code and not pinned and not model.name.startswith(("/", "./", "../", "~")):
+    if model.trust_remote_code and not pinned and not is_local(model.name):
         fix = "set model.revision to the full 40-digit commit whose code you have read"
         yield needs(resolved, "model.trust_remote_code", "a pinned revision", "model.revision", fix=fix)
 
@@ -240,17 +262,17 @@ def has_training_data(resolved: Resolved) -> Iterator[Finding]:
 
 def run_name_is_a_folder(resolved: Resolved) -> Iterator[Finding]:
     name = resolved.config.run.name
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+    if name is not None and not RUN_NAME_PATTERN.fullmatch(name):
         what = f"run.name names a folder inside run.output_dir, and {name!r} cannot"
         yield Finding(keys=("run.name",), what=what, fix="use letters, digits, dots, dashes and underscores")
 
 
 RULES: tuple[Rule, ...] = (
-    one_precision, no_half_masters, scaled_learning_rate, pinned_remote_code, quantization_under_qlora,
-    adapter_under_full, adapter_has_targets, steps_or_epochs, batch_divides, evaluation_has_rows, evaluation_steps,
-    evaluation_settings_used, generation_settings_used, best_model, best_model_is_saved, early_stopping,
-    saving_settings_used, optimizer_settings_used, loader_workers, split_used, has_training_data,
-    run_name_is_a_folder, *DIST_RULES,
+    one_precision, no_half_masters, scaled_learning_rate, revision_of_a_hub_model, pinned_remote_code,
+    quantization_under_qlora, adapter_under_full, adapter_has_targets, steps_or_epochs, batch_divides,
+    evaluation_has_rows, evaluation_steps, evaluation_settings_used, generation_settings_used, best_model,
+    best_model_is_saved, early_stopping, saving_settings_used, optimizer_settings_used, loader_workers, split_used,
+    has_training_data, run_name_is_a_folder, *DIST_RULES,
 )  # fmt: skip
 
 

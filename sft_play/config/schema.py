@@ -62,13 +62,13 @@ class ModelSection(Section):
     name: str
     """Local folder or hub id of the base model."""
     revision: str | None = None
-    """Commit, tag or branch of a hub model; a full commit hash pins it."""
+    """Commit, tag or branch of a hub model; a full commit hash pins it. A local folder has none."""
     max_seq_len: Count = 2048
     """Longest row in tokens; `data.on_overlong` says what happens to longer ones."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Type of the frozen or trained weights. `auto`: bf16 under an adapter, fp32 for full fine-tuning."""
+    """Type of the base's weights. `auto`: 16 bits under an adapter; fp32 for full fine-tuning, which takes no other."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
-    """Attention kernel. `auto` takes the fastest one that is installed and exact for this model."""
+    """Attention kernel. `auto`: torch's own (sdpa); flash_attention_2 needs its package."""
     kernels: Literal["auto", "none", "liger", "hub"] = "auto"
     """Library of fused loss and norm kernels."""
     chat_template: str | None = None
@@ -127,7 +127,7 @@ class DataSource(Section):
     """One of several data sets that are mixed."""
 
     path: str
-    """A file (JSONL, JSON, CSV, Parquet), a folder, a glob or a hub id."""
+    """A file (JSONL, JSON, CSV, Parquet), a folder or a glob; hub ids come with a later version."""
     weight: Positive = 1.0
     """Share of the mix, relative to the other sources' weights."""
     format: DataFormat = "auto"
@@ -154,11 +154,14 @@ class DataSection(Section):
     task: Literal["sft", "cpt", "cpt_mixed"] = "sft"
     """`sft`: instruction tuning; `cpt`: continued pre-training on text; `cpt_mixed`: both."""
     train: Sources
-    """Training data: a path or hub id, or a list of them, or of {path, weight, format, max_rows}."""
+    """Training data: a path (hub ids come later), or a list of them, or of {path, weight, format, max_rows}."""
     validation: Sources | None = None
     """Validation data, in the same forms."""
     test: Sources | None = None
-    """Test data, in the same forms; `make eval SPLIT=test` and the demo read it."""
+    """Test data, in the same forms: prepared and checked beside the others.
+
+    Evaluation on it comes with a later version.
+    """
     format: DataFormat = "auto"
     """Row format; `auto` detects it from the rows and says which it found."""
     columns: dict[str, str] = {}
@@ -195,7 +198,7 @@ class TrainSection(Section):
     lr_base_batch: Count | None = None
     """Global batch that `learning_rate` was chosen for; needed by `lr_scaling`."""
     epochs: Positive = 1.0
-    """Passes over the training rows; ignored where `max_steps` is set, and said."""
+    """Passes over the training rows. Beside `max_steps` it is an error, or a note where a stronger layer set that."""
     max_steps: Count | None = None
     """Optimizer steps, instead of epochs."""
     bf16: bool | Auto = "auto"
@@ -232,7 +235,7 @@ class TrainSection(Section):
     neftune_noise_alpha: Positive | None = None
     """Noise on the embeddings while training (NEFTune)."""
     on_spike: Literal["warn", "skip"] = "warn"
-    """A gradient norm far outside its recent range: warn, or skip that step; both are counted."""
+    """What follows a gradient norm far outside its recent range; nothing looks for one yet, whatever stands here."""
     gradient_checkpointing: bool | Auto = "auto"
     """Keep one activation a layer and recompute the rest; saves memory, costs about a third more time."""
     activation_offloading: bool = False
@@ -272,9 +275,9 @@ class TrainSection(Section):
     eval_max_rows: Count | None = None
     """Validation rows used at most."""
     eval_accumulation_steps: Count | None = None
-    """Evaluation batches whose results stay on the GPU before they are moved to the host."""
+    """Evaluation batches whose logits stay on the GPU before they are moved to the host; none are kept yet."""
     eval_do_concat_batches: bool = True
-    """Concatenate evaluation results across batches."""
+    """Concatenate the logits of evaluation batches; none are kept yet."""
     eval_time_budget: Share = 0.1
     """Share of the training time that generating evaluation may take."""
     predict_with_generate: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from written import ErrorLines, ResolveText
 
@@ -14,7 +16,8 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # rule, lines after a base of two lines, what the error says (without its place)
 REFUSED = [
     ("one_precision", "train: {bf16: true, fp16: true}", "train.bf16 and train.fp16 are both true"),
-    ("no_half_masters", "tuning: {mode: full}\ntrain: {fp16: true}\ntorch_dtype: fp16", "leaves no fp32 weights"),
+    ("no_half_masters", "tuning: {mode: full}\ntorch_dtype: bf16", "model.dtype: bf16 cannot be trained whole"),
+    ("no_half_masters", "tuning: {mode: full}\ntorch_dtype: fp16", "small updates are lost in 16 bits"),
     ("scaled_learning_rate", "train: {lr_scaling: sqrt}", "train.lr_scaling: sqrt needs train.lr_base_batch"),
     (
         "scaled_learning_rate",
@@ -88,7 +91,12 @@ def test_a_rule_refuses(error_lines: ErrorLines, rule: str, text: str, said: str
 
 
 def test_every_rule_is_tried_here() -> None:
-    tried = {rule for rule, _, _ in REFUSED} | {"pinned_remote_code", "best_model_is_saved", "split_used"}
+    tried = {rule for rule, _, _ in REFUSED} | {
+        "pinned_remote_code",
+        "revision_of_a_hub_model",
+        "best_model_is_saved",
+        "split_used",
+    }
     assert {rule.__name__ for rule in RULES} == tried
     assert all(hasattr(rules, name) or hasattr(dist_rules, name) for name in tried)
 
@@ -130,6 +138,29 @@ def test_remote_code_needs_a_pinned_commit(error_lines: ErrorLines, resolve_text
         assert line.startswith("x.yaml:1: model.trust_remote_code: true needs a pinned revision")
     assert resolve_text(base=base("some/model", f"'{_COMMIT}'")).config.model.trust_remote_code
     assert resolve_text(base=base("./models/mine", "none")).config.model.trust_remote_code
+
+
+def test_a_folder_has_no_revision(error_lines: ErrorLines, resolve_text: ResolveText) -> None:
+    def base(name: str) -> str:
+        return f"model: {{name: {name}, revision: main}}\ndata: {{train: a}}\n"
+
+    Path("models/here").mkdir(parents=True)
+    for name in ("./mine", "/models/mine", "~/mine", "some/deep/folder", "models/here"):
+        (line,) = error_lines(base=base(name))
+        assert line.startswith(f"x.yaml:1: model.revision: main for the folder {name}: ")
+        assert "a folder has no revision" in line
+    assert resolve_text(base=base("some/model")).config.model.revision == "main"
+
+
+def test_code_in_a_folder_that_is_there_needs_no_pin(resolve_text: ResolveText) -> None:
+    Path("models/here").mkdir(parents=True)
+    base = "model: {name: models/here, trust_remote_code: true}\ndata: {train: a}\n"
+    assert resolve_text(base=base).config.model.trust_remote_code
+
+
+@pytest.mark.parametrize("text", ["tuning: {mode: full}\ntorch_dtype: fp32", "tuning: {mode: lora}\ntorch_dtype: fp16"])
+def test_other_types_are_left_alone(resolve_text: ResolveText, text: str) -> None:
+    assert resolve_text(text + "\n")
 
 
 def test_the_best_model_must_be_saved_where_it_is_evaluated(error_lines: ErrorLines, resolve_text: ResolveText) -> None:
