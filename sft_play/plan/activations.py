@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import kernels
-from sft_play.plan.kernels import LOSS_COSTS, LayerCost
-from sft_play.plan.settings import Attention, Checkpointing, Dtype, Method, Offload, Placement, Settings
+from sft_play.plan.kernels import LOSS_COSTS, LayerCost, LossCost
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Loss, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.state import adapted_linears, decoder_weight_bytes
 
@@ -16,8 +16,10 @@ def stream_bytes(facts: ModelFacts, settings: Settings) -> int:
     Four under QLoRA where fp32 norms make it fp32: after PEFT's preparation (which upcasts norms; under FSDP mixed
     precision casts them back), and for LayerNorm, which autocast runs in fp32 and whose type bitsandbytes' 4-bit
     layers hand on. fms: the slope of 7B rises by exactly one more checkpoint; every term of santacoder doubles.
+    Four as well where fp32 weights train under autocast: embedding and norms answer in fp32, and residual sums of fp32
+    and 16 bits are fp32 (simulated, tests/plan/test_simulation.py); FSDP's mixed precision casts them.
     """
-    if settings.compute_dtype is Dtype.FP32:
+    if settings.compute_dtype is Dtype.FP32 or autocasts_weights(settings):
         return 4
     if settings.method is Method.QLORA:
         if facts.layer_norm:
@@ -33,7 +35,15 @@ def inside_bytes(facts: ModelFacts, settings: Settings) -> int:
     Not so for LayerNorm models under QLoRA, whose 4-bit layers hand fp32 on (see `stream_bytes`). fms 7B: the upcast
     adds one more checkpoint to the slope and nothing else.
     """
-    return 2 if settings.upcast and not facts.layer_norm else stream_bytes(facts, settings)
+    if autocasts_weights(settings) or (settings.upcast and not facts.layer_norm):
+        return 2
+    return stream_bytes(facts, settings)
+
+
+def autocasts_weights(settings: Settings) -> bool:
+    """Whether fp32 weights train under autocast, which casts them where they are used."""
+    kept_fp32 = settings.param_dtype is Dtype.FP32 and settings.compute_dtype is not Dtype.FP32
+    return kept_fp32 and not settings.trains_adapter and not shards_weights(settings)
 
 
 def checkpoint_bytes(facts: ModelFacts, settings: Settings) -> float:
@@ -86,11 +96,17 @@ def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = 
     per_logit = cost.per_logit
     if cost.copies and not settings.loss_upcast:
         per_logit = float(cost.copies * width)
-    head = 0.0
-    if not settings.trains_adapter:
-        head = cost.head_gradients * facts.vocab_size * facts.hidden_size * settings.param_dtype.bytes
+    head = 0 if settings.trains_adapter else facts.vocab_size * facts.hidden_size * _head_gradient_width(cost, settings)
+    tile = min(n, cost.tile_tokens) * cost.tile_vocabulary * width
     whole = n * (facts.vocab_size * per_logit + facts.hidden_size * cost.per_hidden * width / 2)
-    return whole / divisors(settings).logits + head / divisors(settings).weights
+    return whole / divisors(settings).logits + head / divisors(settings).weights + tile
+
+
+def _head_gradient_width(cost: LossCost, settings: Settings) -> int:
+    """Bytes a weight of the head: fp32 sums, and their copy in the weight's type where that is another."""
+    if cost.head_sums and settings.param_dtype is Dtype.FP32:
+        return 4 * cost.head_sums
+    return 4 * cost.head_sums + cost.head_gradients * settings.param_dtype.bytes
 
 
 def gathered_bytes(facts: ModelFacts, settings: Settings, *, layers: int = 1) -> float:
@@ -121,12 +137,19 @@ def unsharded_gradient_bytes(facts: ModelFacts, settings: Settings) -> float:
     return facts.layer_parameters * settings.compute_dtype.bytes / settings.tensor_parallel
 
 
-def autocast_bytes(facts: ModelFacts, settings: Settings) -> float:
-    """16-bit copies of fp32 weights that autocast keeps through the forward pass (torch `cached_cast`)."""
-    kept_fp32 = settings.param_dtype is Dtype.FP32 and settings.compute_dtype is not Dtype.FP32
-    if not kept_fp32 or shards_weights(settings) or settings.trains_adapter:
+def autocast_bytes(facts: ModelFacts, settings: Settings, *, backward: bool = False) -> float:
+    """16-bit copies of fp32 weights that autocast makes (torch `cached_cast`).
+
+    They live through the forward pass, and on into the backward pass where the graph keeps them; recomputing makes
+    those of one layer again.
+    """
+    if not autocasts_weights(settings):
         return 0.0
-    return facts.linear_parameters * settings.compute_dtype.bytes / divisors(settings).weights
+    weights = facts.linear_parameters
+    if backward and settings.checkpointing is Checkpointing.FULL:
+        weights //= max(1, facts.num_layers)
+    head = 0 if settings.loss is not Loss.FULL else facts.vocab_size * facts.hidden_size
+    return (weights + head) * settings.compute_dtype.bytes / divisors(settings).weights
 
 
 def _live_cost(facts: ModelFacts, settings: Settings) -> LayerCost:
@@ -173,6 +196,8 @@ def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost,
     selective = settings.checkpointing is Checkpointing.SELECTIVE
     eager = 0.0 if selective else _eager_norms(facts, settings, live=live)
     hidden = cost.hidden + (facts.norms_per_layer - 2) + eager * facts.norms_per_layer
+    if autocasts_weights(settings) and not facts.layer_norm:
+        hidden += 2 * (kernels.FP32_STREAM_NORM - (1.0 if facts.fp32_norm_weights else 0.0))
     heads = kernels.ATTENTION_WIDTHS + (1 + eager if facts.head_norms else 0.0)
     inside = cost.inner * _inner_width(facts) + heads * (facts.query_width + facts.kv_width)
     scores = 0.0

@@ -20,13 +20,18 @@ class LossCost:
         per_logit: bytes for each of tokens x vocabulary.
         copies: number of 16-bit copies of the logits where the loss never leaves 16 bits; 0: not applicable.
         per_hidden: bytes for each of tokens x hidden size.
-        head_gradients: copies of the head's gradient held while chunks add to it.
+        head_gradients: copies of the head's gradient, in the weight's type, held while chunks add to it.
+        head_sums: fp32 sums of that gradient; where the weight is fp32 too they become the gradient.
+        tile_tokens, tile_vocabulary: the part of the logits that is computed at a time, allocated whole.
     """
 
     per_logit: float
     copies: int
     per_hidden: float
     head_gradients: int = 0
+    head_sums: int = 0
+    tile_tokens: int = 0
+    tile_vocabulary: int = 0
 
 
 # HF eager, logits in fp32: 16-bit logits 2, fp32 logits 4, log-softmax 4, gradient 4, less what is freed on the way.
@@ -43,9 +48,11 @@ _FUSED = LossCost(per_logit=0, copies=0, per_hidden=8, head_gradients=1)
 # torchtune CEWithChunkedOutputLoss: 16-bit logits of all chunks live, the fp32 copy of one in eight. 3B at 8,192
 # tokens: 3.85 GiB beside the weights with full fine-tuning (two head gradients), 1.9 GiB with LoRA.
 _TORCHTUNE_CHUNKED = LossCost(per_logit=2, copies=0, per_hidden=4, head_gradients=2)
-# trl's fused head (kernels/chunked_logprob.py, 1.16): logits of one tile; an fp32 gradient of the hidden states and,
-# where it trains, of the head, and their 16-bit copies.
-_TRL_CHUNKED = LossCost(per_logit=0, copies=0, per_hidden=10, head_gradients=3)
+# trl's fused head (kernels/chunked_logprob.py, 1.16): logits of one tile of 4,096 x 32,768; an fp32 gradient of the
+# hidden states and, where it trains, of the head, and their 16-bit copies.
+_TRL_CHUNKED = LossCost(
+    per_logit=0, copies=0, per_hidden=10, head_gradients=1, head_sums=1, tile_tokens=4096, tile_vocabulary=32768
+)
 
 LOSS_COSTS: dict[tuple[Kernels, Loss], LossCost] = {
     (Kernels.HF, Loss.FULL): _HF_FULL,
@@ -109,6 +116,8 @@ STORED_SELECTIVE = LayerCost(inner=1, hidden=4)
 EAGER_NORM_TRAINED = 2.0
 EAGER_NORM_FROZEN = 1.0
 EAGER_NORM_LIVE = 2.0
+# What each norm of a stream that autocast left in fp32 keeps beyond that (simulated, tests/plan/test_simulation.py).
+FP32_STREAM_NORM = 2.5
 FUSED_NORMS = frozenset({Kernels.TRITON, Kernels.LIGER, Kernels.UNSLOTH, Kernels.TORCHTITAN})
 # Rotated queries and keys, values and the output: two of each width.
 ATTENTION_WIDTHS = 2.0

@@ -110,11 +110,12 @@ def resting_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
 
 
 def forward_backward_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """The largest of three moments: the loss, the last layer's backward (first to run) and the first layer's."""
+    """The largest of four moments: the loss, the last layer's backward (first to run), the first's, the embedding's."""
     moments = (
         _loss_moment(facts, settings),
         _backward_start(facts, settings),
         _backward_end(facts, settings),
+        _embedding_moment(facts, settings),
     )
     return max(moments, key=total_bytes)
 
@@ -204,6 +205,15 @@ def _all_gradients(facts: ModelFacts, settings: Settings) -> float:
     return state.gradient_bytes(facts, settings) / divisors(settings).gradients
 
 
+def _gradients_of_later_layers(facts: ModelFacts, settings: Settings) -> float:
+    """What is there when the first layer starts: its own gradients and an untied embedding's come after."""
+    still_to_come = facts.layer_parameters + (0 if facts.tied else facts.vocab_size * facts.hidden_size)
+    missing = still_to_come * settings.param_dtype.bytes / divisors(settings).gradients
+    if settings.trains_adapter:
+        missing = 0.0
+    return max(_kept_gradients(facts, settings), _all_gradients(facts, settings) - missing)
+
+
 def _loss_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=_kept_gradients(facts, settings),
@@ -224,6 +234,7 @@ def _backward_start(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+        autocast_copies=act.autocast_bytes(facts, settings, backward=True),
     )
 
 
@@ -231,10 +242,27 @@ def _backward_end(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     held = act.held_bytes(facts, settings)
     first = act.stored_bytes(facts, settings) if held else act.stored_bytes(facts, settings) / facts.num_layers
     return terms(
-        gradients=_all_gradients(facts, settings) + state.largest_gradient_bytes(facts, settings),
+        gradients=_gradients_of_later_layers(facts, settings) + state.largest_gradient_bytes(facts, settings),
         stored_activations=first,
         held_by_hooks=held,
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+    )
+
+
+def _embedding_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """All gradients, and what adding up the embedding's takes, at the end of the backward pass.
+
+    Tied to the head: both gradients and their sum are alive at once (torch's engine adds out of place; measured on
+    tensors with data). A micro-batch before this one left a gradient that the new one is added to.
+    """
+    if settings.trains_adapter or settings.optimizer_in_backward:
+        return ()
+    more = 2 * facts.tied + (settings.grad_accum > 1)
+    embedding = facts.vocab_size * facts.hidden_size * settings.param_dtype.bytes / settings.tensor_parallel
+    return terms(
+        gradients=_all_gradients(facts, settings),
+        embedding_gradients=more * embedding,
+        gathered_weights=act.gathered_bytes(facts, settings, layers=0),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sft_play.config.schema import TuningMode
 from sft_play.errors import ConfigError
-from sft_play.facts.hardware import Hardware, LinkKind, describe_hardware
+from sft_play.facts.hardware import GIB, Hardware, LinkKind, describe_hardware
 from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, plan_of
 from sft_play.plan.derive import settings_variants
 from sft_play.plan.disk import estimate_run_bytes
@@ -26,8 +26,8 @@ RATE_FACTOR = 6.0
 BETTER_BATCH = 1.1
 # Placements that exchange more than gradients in every step.
 TALKATIVE = {Placement.FSDP, Placement.HSDP, Placement.ZERO3, Placement.TP}
-# docs/plan_accuracy.md: the published runs are of these.
-VALIDATED = {Placement.SINGLE, Placement.FSDP}
+# docs/plan_accuracy.md: the published runs are of one GPU and of FSDP's first version, not of the second.
+VALIDATED = {Placement.SINGLE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +155,9 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
     if chosen is None:
         return
     settings = chosen.settings
+    if chosen.memory.host_bytes and not inputs.hardware.ram_bytes:
+        host = chosen.memory.host_bytes * max(1, len(inputs.hardware.gpus)) / GIB
+        yield f"{host:.0f} GiB of host memory are needed on each machine; how much a described machine has is unknown"
     if settings.placement in TALKATIVE and inputs.hardware.link is LinkKind.PCIE:
         yield f"{chosen.layout.name} exchanges weights in every step and these GPUs have no NVLink"
     yield from _rate_warning(inputs, settings)

@@ -223,6 +223,8 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
+    # Offloading is for what fits in no other way: its speed hangs on a host that the plan knows little of.
+    fitting = [one for one in fitting if one.layout.offload is Offload.NONE] or list(fitting)
     if not fitting:
         return None
     best = max(one.tokens_per_second for one in fitting)
@@ -236,6 +238,8 @@ def _reason(one: Candidate, chosen: Candidate | None, hardware: Hardware) -> str
         return f"the fastest that fits with {HEADROOM:.0%} to spare"
     if not chosen.tokens_per_second:
         return f"fits too; {chosen.layout.name} is simpler"
+    if one.layout.offload is not Offload.NONE and chosen.layout.offload is Offload.NONE:
+        return f"not needed: {chosen.layout.name} fits on the GPUs"
     slower = 1 - one.tokens_per_second / chosen.tokens_per_second
     if slower <= TIE:
         return f"as fast as {chosen.layout.name}, which is simpler"

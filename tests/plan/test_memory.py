@@ -160,7 +160,8 @@ def test_memory_grows_with_batch_and_length(
         more = estimate(facts, larger)
         assert more.allocated_bytes >= base.allocated_bytes
         assert more.device_bytes >= base.device_bytes * 0.999
-        assert more.phase_bytes(Phase.FORWARD_BACKWARD) > base.phase_bytes(Phase.FORWARD_BACKWARD)
+        # Not strictly: where the gradients of a whole model are the peak, one row more hides below it.
+        assert more.phase_bytes(Phase.FORWARD_BACKWARD) >= base.phase_bytes(Phase.FORWARD_BACKWARD)
 
 
 @settings(max_examples=150, deadline=None)
