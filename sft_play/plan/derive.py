@@ -8,7 +8,7 @@ from sft_play.config.schema import Config
 from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Gpu
-from sft_play.plan.precision import choose_autocast, choose_dtype
+from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
 from sft_play.plan.settings import Attention, Checkpointing, Loss, Method, Optimizer, Settings
 from sft_play.plan.strategy import BatchRequest
 
@@ -21,6 +21,8 @@ OPTIMIZERS = {
     "adafactor": Optimizer.ADAFACTOR,
     "sgd": Optimizer.SGD,
 }
+# Compute capability of the first GPUs with TF32 (Ampere).
+FIRST_WITH_TF32 = 8.0
 ATTENTION = {
     "eager": Attention.EAGER,
     "sdpa": Attention.SDPA,
@@ -36,6 +38,7 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
     Raises:
         ConfigError: the device lacks a precision, kernel or optimizer that the config asks for.
     """
+    refuse_contradictions(config, gpu)
     dtype, _ = choose_dtype(config, gpu)
     autocast, _ = choose_autocast(config, gpu)
     optimizer = choose_optimizer(config, gpu)
@@ -55,6 +58,22 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
     asked = config.train.gradient_checkpointing
     kinds = (Checkpointing.NONE, Checkpointing.FULL) if asked == "auto" else (_KINDS[asked],)
     return tuple(replace(base, checkpointing=kind) for kind in kinds)
+
+
+def refuse_contradictions(config: Config, gpu: Gpu | None) -> None:
+    """What the stack would refuse only once the model is loaded.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if "lm_head" in config.tuning.lora.target_modules:
+        raise ConfigError(
+            "the chunked loss multiplies by the head's own weights, so an adapter on lm_head would never be trained",
+            where="tuning.lora.target_modules",
+            fix="train it whole: TUNING_LORA_MODULES_TO_SAVE=lm_head",
+        )
+    if config.train.tf32 is True and (gpu is None or float(gpu.compute_capability or 0) < FIRST_WITH_TF32):
+        raise ConfigError(f"{name_of(gpu)} has no TF32", where="train.tf32", fix="leave it at auto")
 
 
 def shape_settings(config: Config) -> Settings:

@@ -14,9 +14,16 @@ def add_adapter(model: PreTrainedModel, config: Config) -> PeftModel:
     """The base model, frozen, with trainable LoRA matrices in fp32.
 
     Raises:
-        ConfigError: a target module that the model does not have.
+        ConfigError: a target module, or one to save, that the model does not have.
     """
     lora = config.tuning.lora
+    parts = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    if absent := [name for name in lora.modules_to_save if name.rsplit(".", 1)[-1] not in parts]:
+        raise ConfigError(
+            f"this model has no module {absent[0]}",
+            where="tuning.lora.modules_to_save",
+            fix="its outer ones are embed_tokens and lm_head in most families",
+        )
     all_linear = lora.target_modules == "all-linear"
     try:
         return get_peft_model(

@@ -60,6 +60,8 @@ def test_a_gpu_that_is_not_there(workplace: Workplace) -> None:
 def test_precisions_the_cpu_lacks(workplace: Workplace) -> None:
     refused(workplace, 2, "train.fp16", "needs a GPU", TRAIN_FP16="true")
     refused(workplace, 2, "model.attention", "needs a GPU", MODEL_ATTENTION="flash_attention_2")
+    refused(workplace, 2, "train.tf32", "no TF32", TRAIN_TF32="true")
+    refused(workplace, 2, "lm_head would never be trained", TUNING_LORA_TARGET_MODULES="q_proj,lm_head")
     refused(workplace, 2, "train.optim", "needs a GPU", TRAIN_OPTIM="paged_adamw_8bit")
 
 
@@ -95,6 +97,20 @@ def test_a_target_module_that_the_model_lacks(workplace: Workplace) -> None:
     assert done.code == 2
     assert "q_proj" in done.error_lines[0]
     assert "Traceback" not in done.out + done.err
+
+
+def test_a_module_to_save_that_the_model_lacks(workplace: Workplace) -> None:
+    done = workplace.train(TUNING_LORA_MODULES_TO_SAVE="embed_tokenz")
+    assert done.code == 2
+    assert "no module embed_tokenz" in done.error_lines[0]
+
+
+def test_rows_longer_than_the_model_has_positions(workplace: Workplace, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(workplace.model, copy)
+    config = (copy / "config.json").read_text()
+    (copy / "config.json").write_text(config.replace('"max_position_embeddings": 512', '"max_position_embeddings": 32'))
+    refused(workplace, 2, "66 tokens and the model 32 positions", "MODEL_MAX_SEQ_LEN=32", MODEL_NAME=str(copy))
 
 
 def test_weights_that_config_json_does_not_describe(workplace: Workplace, tmp_path: Path) -> None:
