@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,24 @@ def make_rows(path: Path, count: int, *, first: int = 0) -> Path:
         lines.append(json.dumps({"messages": chat}))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def assert_answers_in(seconds: float, run: Callable[[], object]) -> None:
+    """A command's processor time is below a bound in one of ten tries: a busy machine slows some, a slow command all.
+
+    Args:
+        run: starts the command, waits for it and checks what it said.
+    """
+    taken = []
+    for _ in range(10):
+        before = os.times()
+        run()
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        taken.append(round(used, 3))
+        if used < seconds:
+            return
+    raise AssertionError(f"needs {min(taken)} s of processor time or more: {taken}")
 
 
 @dataclass
