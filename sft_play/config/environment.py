@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from sft_play.config.inputs import (
+    COMMAND_INPUTS,
+    INPUTS_OF,
+    MAKE_VARIABLES,
+    check_inputs,
+    foreign_input,
+    given,
+    passes,
+)
 from sft_play.config.keys import KEYS, VARIABLES
 from sft_play.config.nearest import nearest, spoken
 from sft_play.config.origin import Layer, Origin, OriginKind, Setting
@@ -12,28 +21,7 @@ from sft_play.config.suggest import nearest_variables
 from sft_play.config.values import parse_text
 from sft_play.errors import ConfigError, SftPlayError, UnknownKeyError
 
-MAKE_VARIABLES = "SFT_PLAY_MAKE_VARIABLES"
-"""The Makefile lists here the names that were given on its command line."""
-
-COMMAND_INPUTS = (
-    "CONFIG", "ARGS", "KEY", "HARDWARE", "RUN", "RUNS", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS",
-    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE",
-)  # fmt: skip
-"""Variables that are inputs of commands and no keys."""
-
-PASSTHROUGH_PREFIXES = (
-    "NCCL_", "CUDA_", "HF_", "OMP_", "TORCH_",
-    "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "DS_", "PMI_", "PMIX_", "OMPI_", "SLURM_", "GLOO_", "UCX_", "FI_",
-    "NVIDIA_", "MKL_", "PYTHON", "PYTORCH_", "TOKENIZERS_", "TRANSFORMERS_", "BNB_", "TRITON_", "WANDB_", "MLFLOW_",
-    "TRACKIO_", "PIP_", "MAKE", "SFT_PLAY_",
-)  # fmt: skip
-"""Variables of the stack and of launchers, which read them themselves."""
-
-PASSTHROUGH_NAMES = (
-    "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NO_COLOR",
-    "COLUMNS", "TERM", "SHELL", "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
-    "http_proxy", "https_proxy", "no_proxy",
-)  # fmt: skip
+__all__ = ["COMMAND_INPUTS", "INPUTS_OF", "MAKE_VARIABLES", "ReadEnvironment", "check_inputs", "read_environment"]
 
 CLOSE = 2
 """Edits up to which a variable that is merely present counts as a slip of a key's."""
@@ -48,21 +36,22 @@ class ReadEnvironment:
     slips: tuple[UnknownKeyError, ...]
 
 
-def read_environment(environ: Mapping[str, str], inputs: Iterable[str] = ()) -> ReadEnvironment:
+def read_environment(environ: Mapping[str, str], inputs: Collection[str] | None = None) -> ReadEnvironment:
     """Reads every variable that sets a key. Errors are returned, never raised.
 
     Args:
-        inputs: variables that this command reads, beside `COMMAND_INPUTS`.
+        inputs: variables that this command reads, from `INPUTS_OF`; None for those of every command. Another
+            command's are refused on the make command line and left alone where they are merely set.
     """
-    known_inputs = (*COMMAND_INPUTS, *inputs)
-    on_command_line = dict.fromkeys(environ.get(MAKE_VARIABLES, "").split())
+    inputs = COMMAND_INPUTS if inputs is None else inputs
+    on_command_line = given(environ)
     settings: dict[str, Setting] = {}
     errors: list[SftPlayError] = []
     for variable in sorted(environ):
         if variable in VARIABLES:
             _take(variable, environ[variable], settings, errors)
-    unknown = [one for one in on_command_line if not _is_known(one, known_inputs)]
-    errors += [_unknown_variable(one, known_inputs) for one in unknown]
+    errors += [_unknown_variable(one, inputs) for one in on_command_line if not _is_known(one, inputs)]
+    known_inputs = {*COMMAND_INPUTS, *inputs}
     slips = [
         slip
         for variable in sorted(set(environ) - set(on_command_line))
@@ -71,10 +60,8 @@ def read_environment(environ: Mapping[str, str], inputs: Iterable[str] = ()) -> 
     return ReadEnvironment(layer=Layer(settings=settings), errors=tuple(errors), slips=tuple(slips))
 
 
-def _is_known(variable: str, inputs: Iterable[str]) -> bool:
-    if variable in VARIABLES or variable in inputs or variable in PASSTHROUGH_NAMES:
-        return True
-    return variable.startswith(PASSTHROUGH_PREFIXES)
+def _is_known(variable: str, inputs: Collection[str]) -> bool:
+    return variable in VARIABLES or variable in inputs or passes(variable)
 
 
 def _take(variable: str, text: str, settings: dict[str, Setting], errors: list[SftPlayError]) -> None:
@@ -96,7 +83,9 @@ def _take(variable: str, text: str, settings: dict[str, Setting], errors: list[S
     settings[key.name] = Setting(key=key.name, origin=origin, error_place=place)
 
 
-def _unknown_variable(variable: str, inputs: Iterable[str]) -> UnknownKeyError:
+def _unknown_variable(variable: str, inputs: Collection[str]) -> UnknownKeyError:
+    if variable in COMMAND_INPUTS:
+        return foreign_input(variable, inputs)
     near = spoken(nearest_variables(variable, inputs))
     what = "no key and no input of a command has this name" + (f", {near}" if near else "")
     fix = "" if near else "variables are SECTION_KEY, such as TRAIN_BATCH_SIZE; docs/configuration.md lists them"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sft_play.config.environment import COMMAND_INPUTS
+from sft_play.config.environment import INPUTS_OF
 from sft_play.config.keys import KEYS, SECTIONS, VARIABLE_ALIASES, Key, meanings
 from sft_play.config.not_yet import NOT_YET
 from sft_play.config.old_names import ADVICE, OLD_NAMES
@@ -51,7 +51,7 @@ comes from; `make config KEY=train.learning_rate` explains one; `ARGS=--json` gi
 lists `a,b` (or JSON in brackets), mappings `a=b,c=d`, and `none` takes an optional value away.
 
 **Mistakes.** An unknown key, a wrong type and keys that do not go together are errors, all reported at once,
-each with its line. So is a variable on the make command line that is neither a key nor an input of a command; one
+each with its line. So is a variable on the make command line that is neither a key nor an input of that command; one
 that is merely set and close to a key's name is a warning (an error under `run.strict_env`). A setting that would have
 no effect is an error too, or a note where a stronger layer switched it off. Tokens and passwords are refused: they
 belong in the environment (`HF_TOKEN`).
@@ -90,7 +90,11 @@ def _appendix() -> Iterator[str]:
     yield "## Short variables\n"
     yield "| variable | key |\n|---|---|"
     yield from (f"| `{variable}` | `{key}` |" for variable, key in VARIABLE_ALIASES.items())
-    yield "\nInputs of commands, not of the config: " + ", ".join(f"`{one}`" for one in COMMAND_INPUTS) + ".\n"
+    yield "\n## Inputs of commands\n"
+    yield "They are no keys. On the make command line of another command they are errors.\n"
+    yield "| command | inputs |\n|---|---|"
+    yield from (f"| `{command}` | {', '.join(f'`{one}`' for one in names)} |" for command, names in INPUTS_OF.items())
+    yield ""
     yield "## Names from other tools\n"
     yield "They work at the top level of a file or in their key's section, and a note says what they were taken as.\n"
     yield "| name | key |\n|---|---|"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def resolve(
     environ: Mapping[str, str],
     *,
     setup: Layer | None = None,
-    inputs: Iterable[str] = (),
+    inputs: Collection[str] | None = None,
     partial: bool = False,
 ) -> Resolved:
     """The config from default < setup < include < file < environment.
@@ -42,7 +42,8 @@ def resolve(
     Args:
         config_path: the YAML file; None for the environment alone.
         setup: what `setup-accelerate` wrote (`sources.read_mapping` makes the layer).
-        inputs: variables that the calling command reads beside the usual ones (`CONFIG`, `ARGS`, ...).
+        inputs: what the calling command reads beside the keys (`environment.INPUTS_OF`); another command's inputs
+            are refused on the make command line. None accepts those of every command.
         partial: let required keys stay unset, for commands that only show values; such a key holds
             `(not set)` and its origin is `OriginKind.MISSING`.
 

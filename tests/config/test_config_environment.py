@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from written import ErrorLines, ResolveText
 
-from sft_play.config.environment import read_environment
-from sft_play.config.keys import KEYS, VARIABLE_ALIASES
+from sft_play.config.environment import COMMAND_INPUTS, INPUTS_OF, check_inputs, read_environment
+from sft_play.config.keys import KEYS, VARIABLE_ALIASES, VARIABLES
 from sft_play.config.origin import OriginKind
-from sft_play.config.resolve import overrides
+from sft_play.config.resolve import overrides, resolve
 from sft_play.config.values import parse_text, show
+from sft_play.errors import SeveralErrors
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,45 @@ def test_inputs_of_the_calling_command_are_known() -> None:
     environ = {"SFT_PLAY_MAKE_VARIABLES": "PROMPTS"}
     assert read_environment(environ).errors
     assert not read_environment(environ, inputs=["PROMPTS"]).errors
+
+
+def test_another_commands_inputs_are_refused_on_the_command_line_only(resolve_text: ResolveText) -> None:
+    Path("x.yaml").write_text("model: {name: some/model}\ndata: {train: a}\n")
+    environ = {"RUN": "r", "CONFIG": "x.yaml", "SPLIT": "s"}
+    assert not resolve(Path("x.yaml"), environ, inputs=INPUTS_OF["train"]).warnings
+    line = {**environ, "SFT_PLAY_MAKE_VARIABLES": "CONFIG RUN SPLIT TRAIN_SEED HF_HOME TORCH_INDEX PYTHON"}
+    assert resolve(Path("x.yaml"), {**line, "TRAIN_SEED": "1"}).config.train.seed == 1
+    with pytest.raises(SeveralErrors) as caught:
+        resolve(Path("x.yaml"), {**line, "TRAIN_SEED": "1"}, inputs=INPUTS_OF["train"])
+    assert caught.value.lines() == [
+        "RUN: is no input of this command -> make infer reads it; this one reads CONFIG, ARGS, PYTHON",
+        "SPLIT: is no input of this command -> this one reads CONFIG, ARGS, PYTHON",
+    ]
+
+
+def test_a_command_without_a_config_refuses_what_it_does_not_read() -> None:
+    names = "RUN RUNN CONFIG TRAIN_SEED NCCL_DEBUG ARGS"
+    with pytest.raises(SeveralErrors) as caught:
+        check_inputs({"SFT_PLAY_MAKE_VARIABLES": names, "SPLIT": "x"}, INPUTS_OF["infer"])
+    reads = "this one reads RUN, MODEL, ADAPTER, ARGS, PYTHON"
+    readers = "make config and make train and make plan and make memory-check read it"
+    assert caught.value.lines() == [
+        f"RUNN: is no input of this command, nearest is RUN -> {reads}",
+        f"CONFIG: is no input of this command -> {readers}; {reads}",
+        f"TRAIN_SEED: is no input of this command -> {reads}",
+    ]
+    check_inputs({"SFT_PLAY_MAKE_VARIABLES": "RUN ARGS", "TRAIN_SEED": "x"}, INPUTS_OF["infer"])
+    check_inputs({}, ())
+
+
+def test_every_commands_inputs_are_inputs() -> None:
+    assert {name for names in INPUTS_OF.values() for name in names} <= set(COMMAND_INPUTS)
+    assert not set(COMMAND_INPUTS) & set(VARIABLES)
+
+
+def test_inputs_can_be_checked_before_anything_is_installed() -> None:
+    code = "import sys; sys.modules['pydantic'] = sys.modules['yaml'] = None; import sft_play.config.inputs"
+    subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_a_slip_in_the_environment_is_a_warning_and_strict_env_makes_it_an_error(
