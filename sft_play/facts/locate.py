@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sft_play.errors import ModelError, ModelUnreachableError, SeveralErrors
+from sft_play.errors import (
+    DiskFullError,
+    EnvironmentProblem,
+    ModelError,
+    ModelUnreachableError,
+    SeveralErrors,
+    SftPlayError,
+)
 
 # Read from both ends of a weight file for its identity.
 IDENTITY_BYTES = 1 << 20
 # What training needs; other files of a repository (ONNX, GGUF, pickled weights) stay where they are.
-WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt", "*.py"]
+WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+CODE_FILES = ["*.py"]
+# The same weights once more, in their maker's own layout, which is never loaded.
+SECOND_COPIES = ["consolidated*", "original/*"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +51,17 @@ class ModelFolder:
         return digest.hexdigest()[:16]
 
 
-def locate_model(name: str, revision: str | None) -> ModelFolder:
+def locate_model(name: str, revision: str | None, *, trust_remote_code: bool = False) -> ModelFolder:
     """The local folder of a model: `name` itself, the hub's cache, or a download.
 
+    Args:
+        trust_remote_code: fetch the model's Python files too.
+
     Raises:
-        ModelError: the folder lacks a file or one is damaged; all of them are named.
-        ModelUnreachableError: a hub id that is neither cached nor reachable, or gated.
+        ModelError: the folder lacks a file or one is damaged; all of them are named. Or the hub has no such
+            revision.
+        ModelUnreachableError: a hub id that is neither cached nor reachable, or that one may not read.
+        DiskFullError: the download does not fit.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -53,7 +70,7 @@ def locate_model(name: str, revision: str | None) -> ModelFolder:
         raise ModelError(f"{name} is a file, not a model folder", where="model.name")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"no folder {name}, and it is no hub id (owner/name)", where="model.name")
-    return check_model_folder(_fetch(name, revision), name)
+    return check_model_folder(_fetch(name, revision, trust_remote_code), name)
 
 
 def check_model_folder(folder: Path, name: str) -> ModelFolder:
@@ -104,26 +121,92 @@ def _weight_files(folder: Path, problems: list[str]) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         problems += [f"{name} is missing" for name in names if not (folder / name).is_file()]
         return [folder / name for name in names if (folder / name).is_file()]
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
     if not files:
         pickled = any(folder.glob("pytorch_model*.bin"))
         problems.append("model.safetensors is missing" + (" (pickled weights are never loaded)" if pickled else ""))
     return files
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str, revision: str | None, code: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HTTPError
 
+    wanted = [*WANTED_FILES, *(CODE_FILES if code else ())]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=WANTED_FILES))
-    except GatedRepoError as error:
-        raise ModelUnreachableError(
-            f"{name} is gated", where="model.name", fix="accept its licence on its page, then set HF_TOKEN"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelUnreachableError(f"the hub has no model {name} that you may read", where="model.name") from error
-    except (LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelUnreachableError(
-            f"{name} is not on this disk and the hub cannot be reached", where="model.name"
-        ) from error
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=SECOND_COPIES))
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        raise _explained(name, revision, error) from error
+
+
+def _explained(name: str, revision: str | None, error: Exception) -> SftPlayError:
+    """Why a download failed. The hub wraps what it met first, so the whole chain of causes is looked at."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    chain = list(_causes(error))
+    if any(_is_full_disk(one) for one in chain):
+        fix = "free space, or point HF_HOME to another disk"
+        return DiskFullError(f"the disk filled up while fetching {name}", where="model.name", fix=fix)
+    if isinstance(error, HFValidationError):
+        return ModelError(f"{name} is no hub id (owner/name)", where="model.name")
+    for one in chain:
+        if isinstance(one, GatedRepoError):
+            fix = "accept its licence on its page, then set HF_TOKEN"
+            return ModelUnreachableError(f"{name} is gated", where="model.name", fix=fix)
+        if isinstance(one, RevisionNotFoundError):
+            what = f"{name} has no revision {revision or 'main'}"
+            return ModelError(what, where="model.revision", fix="give a branch, tag or commit of that model")
+        if isinstance(one, RepositoryNotFoundError):
+            fix = "check the spelling; a private model needs an HF_TOKEN that may read it"
+            return ModelUnreachableError(f"the hub has no model {name} that you may read", where="model.name", fix=fix)
+        if isinstance(one, HfHubHTTPError):
+            return _refused(name, one.response.status_code)
+        if isinstance(one, OfflineModeIsEnabled):
+            fix = "unset HF_HUB_OFFLINE, or give model.name a local folder"
+            return ModelUnreachableError(
+                f"{name} is not on this disk and HF_HUB_OFFLINE is set", where="model.name", fix=fix
+            )
+    if any(isinstance(one, PermissionError) for one in chain):
+        what = f"the hub's cache cannot be written ({error})"
+        return EnvironmentProblem(what, where="model.name", fix="set HF_HOME to a folder of yours")
+    return ModelUnreachableError(f"{name} is not whole on this disk and the hub cannot be reached", where="model.name")
+
+
+def _refused(name: str, status: int) -> ModelUnreachableError:
+    """What an answer of the hub means that has no class of its own."""
+    if status == 401:
+        fix = "set HF_TOKEN to a new one from its settings page; a public model needs none"
+        return ModelUnreachableError("the hub does not know your token", where="model.name", fix=fix)
+    if status == 403:
+        fix = "set an HF_TOKEN that may read it, and check that the model is not disabled"
+        return ModelUnreachableError(f"the hub forbids you to read {name}", where="model.name", fix=fix)
+    if status == 429:
+        fix = "wait a while, or set HF_TOKEN, which has a limit of its own"
+        return ModelUnreachableError(
+            f"the hub has had too many requests (429) to send {name}", where="model.name", fix=fix
+        )
+    if status >= 500:
+        fix = "try again later, or give model.name a local folder"
+        return ModelUnreachableError(f"the hub failed ({status}) while sending {name}", where="model.name", fix=fix)
+    return ModelUnreachableError(f"the hub refused to send {name} ({status})", where="model.name")
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """The hub's own downloader, which is not Python, says it in words only."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or f"(os error {errno.ENOSPC})" in str(error)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
