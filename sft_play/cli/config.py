@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.options import Options
+from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.keys import KEYS, SECTIONS, Key, meanings
 from sft_play.config.not_yet import NOT_YET, NotYet
 from sft_play.config.old_names import OLD_NAMES
@@ -33,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = _options(argv)
     path = Path(environ["CONFIG"]) if environ.get("CONFIG") else None
     name = _key_name(environ["KEY"]) if environ.get("KEY") else None
-    resolved = resolve(path, environ, partial=path is None)
+    resolved = resolve(path, environ, inputs=INPUTS_OF["config"], partial=path is None)
     for line in resolved.notes:
         print(f"note: {line}", file=sys.stderr)
     for line in resolved.warnings:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.options import Options, positive
+from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import DataError, ModelError, UsageError
 from sft_play.facts.locate import locate_model
 from sft_play.facts.probe import probe_hardware
@@ -26,6 +27,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         ModelError, DataError: a folder or a prompt file is unusable.
     """
     options = parser().parse_args(argv)
+    check_inputs(environ, INPUTS_OF["infer"])
     if options.prompt is not None and options.file:
         raise UsageError("--prompt and --file exclude each other", where="ARGS")
     chats = read_prompts(options)

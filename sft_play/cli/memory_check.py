@@ -9,6 +9,7 @@ from pathlib import Path
 from sft_play.cli.inputs import planning_facts
 from sft_play.cli.options import Options
 from sft_play.cli.plan import cached_data
+from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.resolve import resolve
 from sft_play.errors import ExitCode
 from sft_play.facts.gpu_state import DriverState, GpuProcess, probe_gpu_state
@@ -89,7 +90,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def plan_inputs(environ: Mapping[str, str]) -> PlanInputs:
     """What `make plan` would plan from, on this machine."""
-    config = resolve(Path(environ["CONFIG"]), environ).config
+    config = resolve(Path(environ["CONFIG"]), environ, inputs=INPUTS_OF["memory-check"]).config
     return PlanInputs(
         config=config,
         hardware=select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=None),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sft_play.cli.inputs import config_path, planning_facts
 from sft_play.cli.options import Options
+from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.origin import Resolved
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
@@ -36,7 +37,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = Options(prog="make plan", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the plan for programs, see docs/plan.md")
     options = parser.parse_args(argv)
-    resolved = resolve(config_path(environ), environ)
+    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["plan"])
     config = resolved.config
     inputs = PlanInputs(
         config=config,

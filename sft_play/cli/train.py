@@ -16,6 +16,7 @@ from sft_play.cli.inputs import config_path
 from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
 from sft_play.config.dump import render_config
+from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.resolve import Resolved, overrides, resolve
 from sft_play.config.rules import refuse_unavailable
 from sft_play.config.schema import Config
@@ -50,7 +51,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     Options(prog="make train", description=__doc__).parse_args(argv)
     signal.signal(signal.SIGTERM, stop_before_start)
-    resolved = resolve(config_path(environ), environ)
+    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["train"])
     refuse_unavailable(resolved)
     announce(resolved)
     config = resolved.config
