@@ -1,0 +1,150 @@
+"""The runs that `benchmarks/measure.py` measures: a catalog model, a method, a batch, a length, checkpointing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+from sft_play.config.schema import Config
+from sft_play.facts.hardware import Hardware
+from sft_play.facts.model import catalog, facts_from_config
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.build import PlanInputs, choose
+from sft_play.plan.settings import Placement
+from sft_play.plan.strategy import Candidate, Layout
+
+# Widths of the models that a CPU trains in seconds; the rest of the shape is the catalog model's.
+TINY: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 2048,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run to measure, on one device.
+
+    Attributes:
+        model: a key of the catalog; with `tiny` only its family, at the widths of TINY.
+        short: what the case's name calls it.
+        dtype: `model.dtype` of the config; `auto` is what the product would take.
+    """
+
+    model: str
+    short: str
+    method: str
+    micro_batch: int
+    seq_len: int
+    checkpointing: bool
+    dtype: str = "auto"
+    tiny: bool = False
+    lora_r: int = field(default=16)
+
+    @property
+    def name(self) -> str:
+        """Such as `llama-8b-qlora-4x2048-ckpt`."""
+        batch = f"{self.micro_batch}x{self.seq_len}"
+        kind = self.method if self.dtype == "auto" else f"{self.method}-{self.dtype}"
+        return "-".join([self.short, kind, batch, "ckpt" if self.checkpointing else "plain"])
+
+    @property
+    def row_model(self) -> str:
+        return f"{self.model} cut to {TINY['num_hidden_layers']} tiny layers" if self.tiny else self.model
+
+    def model_config(self) -> dict[str, Any]:
+        """The config.json to build."""
+        return catalog()[self.model] | (TINY if self.tiny else {})
+
+    def facts(self) -> ModelFacts:
+        return facts_from_config(self.model_config(), name=self.row_model)
+
+    def config(self, *, steps: int) -> Config:
+        """The config with which the product would run this case; no rows are read, saved or evaluated."""
+        return Config.model_validate(
+            {
+                "model": {"name": self.model, "max_seq_len": self.seq_len, "dtype": self.dtype},
+                "tuning": {"mode": self.method, "lora": {"r": self.lora_r}},
+                "data": {"train": "synthetic"},
+                "train": {
+                    "batch_size": self.micro_batch,
+                    "grad_accum": 1,
+                    "max_steps": steps,
+                    "warmup": 0,
+                    "gradient_checkpointing": self.checkpointing,
+                    "eval_strategy": "no",
+                    "save_strategy": "no",
+                },
+            }
+        )
+
+    def candidate(self, hardware: Hardware, *, steps: int) -> Candidate:
+        """What the plan says of it on one device, whether it fits or not."""
+        inputs = PlanInputs(
+            config=self.config(steps=steps),
+            hardware=hardware,
+            facts=self.facts(),
+            only=[Layout(placement=Placement.SINGLE)],
+        )
+        return choose(inputs).candidates[0]
+
+
+LLAMA_1B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B"
+QWEN_14B, QWEN_32B = "Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-32B-Instruct"
+
+
+def _cases(model: str, short: str, *rows: tuple[str, int, int, bool]) -> tuple[Case, ...]:
+    return tuple(
+        Case(
+            model=model,
+            short=short,
+            method=method.partition(" ")[0],
+            dtype=method.partition(" ")[2] or "auto",
+            micro_batch=micro_batch,
+            seq_len=seq_len,
+            checkpointing=checkpointing,
+            tiny=short == "tiny",
+        )
+        for method, micro_batch, seq_len, checkpointing in rows
+    )
+
+
+CPU_CASES = _cases(
+    LLAMA_1B, "tiny",
+    ("full", 2, 128, False), ("full", 2, 128, True),
+    ("lora", 2, 128, False), ("lora", 4, 256, True),
+    ("qlora", 2, 128, False), ("qlora", 2, 128, True),
+)  # fmt: skip
+
+GPU_CASES = (
+    *_cases(
+        LLAMA_1B, "llama-1b",
+        ("full", 4, 2048, False), ("full", 8, 2048, True), ("full bf16", 4, 2048, True),
+        ("lora", 4, 2048, False), ("lora", 16, 2048, True), ("qlora", 8, 2048, True),
+    ),
+    *_cases(
+        LLAMA_8B, "llama-8b",
+        ("full", 1, 2048, True), ("full bf16", 2, 2048, True), ("full bf16", 8, 4096, True),
+        ("lora", 1, 2048, False), ("lora", 4, 2048, False), ("lora", 8, 4096, True),
+        ("qlora", 1, 2048, False), ("qlora", 4, 2048, True), ("qlora", 8, 4096, True),
+        ("lora", 32, 4096, False),  # far too large for any one GPU of today: a verdict to check
+    ),
+    *_cases(QWEN_14B, "qwen-14b", ("qlora", 1, 2048, False), ("qlora", 4, 2048, True), ("qlora", 8, 4096, True)),
+    *_cases(QWEN_32B, "qwen-32b", ("qlora", 1, 2048, True), ("qlora", 4, 2048, True), ("qlora", 4, 4096, True)),
+)  # fmt: skip
+
+
+def chosen_cases(*, on_gpu: bool, pattern: str | None) -> tuple[Case, ...]:
+    """The device's list, or those of its cases whose name holds the pattern (`*` and `?` as in file names)."""
+    every = GPU_CASES if on_gpu else CPU_CASES
+    return tuple(case for case in every if pattern is None or fnmatch(case.name, f"*{pattern}*"))
+
+
+def case_named(name: str) -> Case:
+    """The case of either list that is called so."""
+    return next(case for case in (*CPU_CASES, *GPU_CASES) if case.name == name)
