@@ -229,7 +229,7 @@ class TrainSection(Section):
     max_grad_norm: NonNegative = 1.0
     """Clip the gradients' global norm to this; 0 switches clipping off."""
     loss: Literal["auto", "full", "chunked", "fused"] = "auto"
-    """How the loss holds its logits: all at once, in chunks, or inside a fused kernel."""
+    """How the loss holds its logits: all at once, in chunks, or inside a fused kernel. `auto`: in chunks."""
     label_smoothing: Share = 0.0
     """Share of the target probability spread over the vocabulary."""
     neftune_noise_alpha: Positive | None = None

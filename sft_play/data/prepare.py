@@ -107,6 +107,7 @@ def _sources(config: Config) -> SourcesBySplit:
 
 
 def _check_available(config: Config) -> None:
+    """The commands refuse these by `config.not_yet`; callers of `prepare` need not have asked there."""
     data = config.data
     later = {
         f"data.task: {data.task}": data.task != "sft",

@@ -71,7 +71,7 @@ def resolve_sources(sources: Sources, *, key: str, default_format: DataFormat) -
     listed = [_as_source(one) for one in ((sources,) if isinstance(sources, str) else sources)]
     if not listed:
         raise DataError("the list is empty", where=key, fix="name at least one file")
-    if len({one.weight for one in listed}) > 1:
+    if len({one.weight for one in listed}) > 1:  # for callers that have not asked config.not_yet
         raise NotAvailableError("different weights are not available yet", where=f"{key}.weight")
     return tuple(_resolve_one(one, number, key, default_format) for number, one in enumerate(listed))
 
