@@ -42,7 +42,7 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     quiet |= {"metric_for_best_model": None, "load_best_model_at_end": False, "early_stopping_patience": None}
     config = resolved.config.model_copy(update={"train": resolved.config.train.model_copy(update=quiet)})
     hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
-    model = locate_model(config.model.name, config.model.revision)
+    model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     prepared = prepare_data(config, model.path)
     facts = read_model_facts(str(model.path))
     plan = make_plan(PlanInputs(config=config, hardware=hardware, facts=facts, data=prepared.facts, only=SINGLE))

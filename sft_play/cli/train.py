@@ -56,7 +56,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     announce(resolved)
     config = resolved.config
     hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
-    model = locate_model(config.model.name, config.model.revision)
+    model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     facts = read_model_facts(str(model.path))
     plan_inputs = PlanInputs(config=config, hardware=hardware, facts=facts, only=SINGLE)
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
