@@ -97,7 +97,8 @@ def show_answers(run: RunDir) -> None:
     """Ask the finished model the held-out questions, with and without its adapter."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as prompts:
         prompts.write("\n".join(question(name) for name in HELD_OUT))
-    answer = [sys.executable, "-m", "sft_play", "infer", "--compare", "--max-new-tokens", "48", "--file", prompts.name]
+    answer = [sys.executable, "-m", "sft_play", "infer", "--max-new-tokens", "48", "--file", prompts.name]
+    answer += ["--compare"] if run.adapter.is_dir() else []  # a model trained whole has no adapter to switch off
     inputs = {key: value for key, value in os.environ.items() if key not in NOT_FOR_INFER}
     try:
         call(answer, "run make demo again", {**inputs, "RUN": str(run.path)})
