@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sft_play.config.rules import RUN_NAME_PATTERN
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError, EnvironmentProblem, RunLockedError
 
@@ -98,7 +99,7 @@ def run_name(stem: str, config: Config) -> str:
     """
     if config.run.name is None:
         return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', stem).lstrip('.')}-{config_hash(config)[:8]}"
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", config.run.name):
+    if not RUN_NAME_PATTERN.fullmatch(config.run.name):
         raise ConfigError(
             f"{config.run.name!r} is no plain folder name", where="run.name", fix="use letters, digits, '.', '_', '-'"
         )
