@@ -150,6 +150,12 @@ class AppliedDiffersError(EnvironmentProblem):
     hint = "run make install, then report this line with your config: it is a fault of this program"
 
 
+class NodesDifferError(ConfigError):
+    """The processes of one run were told different things."""
+
+    hint = "start every machine with the same config, data and version"
+
+
 class LossNotFiniteError(SftPlayError):
     """The loss or a gradient is NaN or infinite."""
 

@@ -34,6 +34,8 @@ COMMANDS = {
     "memory-check": "memory_check",
     "plan": "plan",
     "train": "train",
+    "train-deepspeed": "train_deepspeed",
+    "train-distributed": "train_distributed",
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sft_play.cli.measured import measured_of
-from sft_play.cli.train import SINGLE, prepare_data, say
+from sft_play.cli.train import prepare_data, say
 from sft_play.config.dump import render_config
 from sft_play.config.origin import Resolved
 from sft_play.config.rules import refuse_unavailable
@@ -21,6 +21,8 @@ from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import PlanInputs, make_plan
 from sft_play.plan.select import select_gpus
+from sft_play.plan.settings import Placement
+from sft_play.plan.strategy import Layout
 from sft_play.record.run_dir import RunDir, locked
 from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp
@@ -45,7 +47,7 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     prepared = prepare_data(config, model.path)
     facts = read_model_facts(str(model.path))
-    plan = make_plan(PlanInputs(config=config, hardware=hardware, facts=facts, data=prepared.facts, only=SINGLE))
+    plan = make_plan(PlanInputs(config=config, hardware=hardware, facts=facts, data=prepared.facts, only=(Layout(placement=Placement.SINGLE),)))
     plan = replace(plan, grad_accum=1, global_batch=plan.micro_batch)
     cache = Path(config.run.output_dir) / ".cache"
     run = RunDir(cache / "calibration")

@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -31,34 +31,58 @@ from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import Plan, PlanInputs, choose, make_plan
 from sft_play.plan.disk import estimate_run_bytes
-from sft_play.plan.select import select_gpus
+from sft_play.plan.select import ZERO, allowed_layouts, select_gpus
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Layout
 from sft_play.record.checkpoints import newest_first, newest_good, step_of
 from sft_play.record.run_dir import RunDir, locked, run_name
 from sft_play.record.run_record import read_record, trim_metrics
 from sft_play.record.stamp import make_stamp
 
-SINGLE = (Layout(placement=Placement.SINGLE),)
 
 
-def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What sets one of the training commands apart from the others.
+
+    Attributes:
+        default_count: GPUs taken where `dist.gpus` is silent; None for all.
+        placements: strategies to choose from; empty for all.
+    """
+
+    name: str
+    default_count: int | None = None
+    placements: tuple[Placement, ...] = ()
+
+
+ACCELERATE = tuple(placement for placement in Placement if placement not in ZERO)
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(name="train", default_count=1),
+        Command(name="train-distributed", placements=ACCELERATE),
+        Command(name="train-deepspeed", placements=ZERO),
+    )
+}
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -> int:
     """Train one config to its end and print what came out.
 
     Raises:
         SftPlayError: anything that is wrong before the worker starts; the worker's own errors are printed
             and given as the exit code.
     """
-    Options(prog="make train", description=__doc__).parse_args(argv)
+    command = COMMANDS[name]
+    Options(prog=f"make {name}", description=__doc__).parse_args(argv)
     signal.signal(signal.SIGTERM, stop_before_start)
-    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["train"])
+    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF[name])
     refuse_unavailable(resolved)
     announce(resolved)
     config = resolved.config
-    hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
+    hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=command.default_count)
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     facts = read_model_facts(str(model.path))
-    plan_inputs = PlanInputs(config=config, hardware=hardware, facts=facts, only=SINGLE)
+    plan_inputs = PlanInputs(config=config, hardware=hardware, facts=facts, only=allowed_layouts(config, command.placements))
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
     run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config))
     run.create()

@@ -16,6 +16,8 @@ MAKE_VARIABLES = "SFT_PLAY_MAKE_VARIABLES"
 INPUTS_OF: dict[str, tuple[str, ...]] = {
     "config": ("CONFIG", "KEY", "ARGS", "PYTHON"),
     "train": ("CONFIG", "ARGS", "PYTHON"),
+    "train-distributed": ("CONFIG", "ARGS", "PYTHON"),
+    "train-deepspeed": ("CONFIG", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
     "demo": ("ARGS", "PYTHON"),

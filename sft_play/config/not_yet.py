@@ -47,11 +47,6 @@ def _weighted(value: Any) -> bool:
     return isinstance(value, tuple) and any(isinstance(one, DataSource) and one.weight != 1 for one in value)
 
 
-def _several_gpus(value: Any) -> bool:
-    count = len(value) if isinstance(value, tuple) else value
-    return count != 1
-
-
 def _built_in_template(value: Any) -> bool:
     """A built-in name is one plain word; anything with a slash or an ending is a file."""
     return isinstance(value, str) and "/" not in value and "." not in value
@@ -73,9 +68,8 @@ _WHOLE_KEYS = (
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
     "train.generation_max_new_tokens", "train.generation_num_beams", "train.generation_do_sample",
     "train.generation_temperature", "train.generation_top_p", "train.save_minutes", "dist.zero_level",
-    "dist.shard_weights", "dist.shard_gradients", "dist.sharding_factor", "dist.cpu_offload", "dist.nvme_path",
-    "dist.all_to_all_reduce", "dist.copy_engine_all_gather", "dist.copy_engine_send_recv", "dist.sync_backend",
-    "dist.timeout_seconds", "dist.num_nodes", "dist.node_rank", "dist.main_address", "dist.main_port",
+    "dist.shard_weights", "dist.shard_gradients", "dist.nvme_path",
+    "dist.all_to_all_reduce", "dist.copy_engine_all_gather", "dist.copy_engine_send_recv", "dist.num_nodes", "dist.node_rank", "dist.main_address", "dist.main_port",
     "dist.deepspeed_config", "dist.prefetch", "run.tensorboard_port",
 )  # fmt: skip
 
@@ -98,12 +92,6 @@ NOT_YET: tuple[NotYet, ...] = (
         words="any metric but eval_loss",
         instead="use eval_loss",
     ),
-    NotYet(
-        key="dist.strategy",
-        values=("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp", "layer_split"),
-        instead="use auto or single",
-    ),
-    NotYet(key="dist.gpus", when=_several_gpus, words="more than one GPU", instead="use 1, or one id such as [2]"),
     NotYet(key="run.report_to", when=_other_than_tensorboard, words="a tracker other than tensorboard"),
     *(NotYet(key=key) for key in _WHOLE_KEYS),
 )

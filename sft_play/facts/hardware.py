@@ -74,6 +74,7 @@ class Hardware:
     Attributes:
         gpus: the GPUs of one machine.
         nodes: number of such machines.
+        cpu_processes: processes of the run on each machine without a GPU.
         link: how those GPUs are linked; NONE for fewer than two.
         link_bytes_per_second: one direction, per GPU.
         network_bytes_per_second: between machines, one direction, per GPU.
@@ -84,6 +85,7 @@ class Hardware:
 
     gpus: tuple[Gpu, ...]
     nodes: int = 1
+    cpu_processes: int = 1
     link: LinkKind = LinkKind.NONE
     link_bytes_per_second: float = 0.0
     network_bytes_per_second: float = DEFAULT_NETWORK_BYTES_PER_SECOND
@@ -94,8 +96,8 @@ class Hardware:
 
     @property
     def world_size(self) -> int:
-        """GPUs over all machines; 1 for a machine without."""
-        return max(1, len(self.gpus)) * self.nodes
+        """Processes over all machines: one a GPU, or those of machines without."""
+        return (len(self.gpus) or self.cpu_processes) * self.nodes
 
     @property
     def smallest_gpu_bytes(self) -> int:

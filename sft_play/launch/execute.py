@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import IO
 from sft_play.errors import ExitCode
 from sft_play.launch.spec import LaunchSpec
 from sft_play.record.run_dir import RunDir, write_atomic
+from sft_play.record.run_record import read_exits
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DEATH_GRACE_SECONDS = 10.0
@@ -38,16 +38,18 @@ def execute(
         write_atomic(path, text)
     attempt = len(list((run.path / "attempts").glob("*.json"))) + 1
     write_atomic(run.path / "attempts" / f"{attempt:03d}.json", spec.files[run.run_json])
-    run.exit_json.unlink(missing_ok=True)
+    for left in run.launch.glob("exit-*.json"):
+        left.unlink()
     # A session of its own: a Ctrl-C reaches the worker once, through us, and no child of it outlives the run.
     # It starts with both signals blocked and takes them once it can answer them.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    log = run.log.open("ab", buffering=0)
     try:
         worker = subprocess.Popen(
             spec.argv,
             env={**environ, **spec.environment},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.STDOUT if spec.alone else log,
             start_new_session=True,
             pass_fds=(lock,) if lock is not None else (),
         )
@@ -55,7 +57,7 @@ def execute(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     assert worker.stdout is not None
     try:
-        with run.log.open("ab", buffering=0) as log, _forwarding(worker) as asked:
+        with log, _forwarding(worker) as asked:
             _copy(worker.stdout, log)
             returned = worker.wait()
     finally:
@@ -115,9 +117,11 @@ def _end_group(worker: subprocess.Popen[bytes]) -> None:
 
 
 def _outcome(run: RunDir, returned: int) -> tuple[int, list[str]]:
-    if run.exit_json.is_file():
-        outcome = json.loads(run.exit_json.read_text(encoding="utf-8"))
-        return int(outcome["code"]), list(outcome["lines"])
+    exits = read_exits(run)
+    if failed := [one for one in exits if one["code"]]:
+        return int(failed[0]["code"]), list(failed[0]["lines"])
+    if exits and not returned:
+        return 0, []
     if returned < 0:
         name = signal.Signals(-returned).name
         if name == "SIGKILL":

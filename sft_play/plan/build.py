@@ -13,8 +13,8 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
-from sft_play.plan.settings import Checkpointing
-from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy
+from sft_play.plan.settings import Checkpointing, Placement
+from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, why_impossible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +44,22 @@ class Plan:
     """What will run. The worker applies it as it stands and checks that it was applied.
 
     Attributes:
-        device: `cuda` or `cpu`; `device_uuid` names the GPU whatever CUDA_VISIBLE_DEVICES says.
+        world_size, nodes: processes of the run, and the machines that they are spread over evenly.
+        sharding_factor: ranks that share one copy of the weights under `hsdp`, else None.
+        backend: communication library, `nccl` or `gloo`.
+        device: `cuda` or `cpu`; `device_uuids` name this machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
         predicted: allocated_bytes, device_bytes, tokens_per_second (0 where unknown), step_seconds.
     """
 
     strategy: str
     offload: str
     world_size: int
+    nodes: int
+    sharding_factor: int | None
+    backend: str
     device: str
     device_name: str
-    device_uuid: str
+    device_uuids: tuple[str, ...]
     micro_batch: int
     grad_accum: int
     global_batch: int
@@ -76,6 +82,9 @@ def choose(inputs: PlanInputs) -> Choice:
     """
     config = inputs.config
     variants = settings_variants(config, inputs.gpu, inputs.data)
+    for layout in inputs.only if len(inputs.only) == 1 else ():
+        if why := why_impossible(inputs.facts, variants[0], inputs.hardware, layout):
+            raise ConfigError(f"{layout.name} {why}", where="dist.strategy", fix="use auto, or change dist.gpus")
     return choose_strategy(inputs.facts, variants, inputs.hardware, batch_request(config), only=inputs.only)
 
 
@@ -99,10 +108,13 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
     return Plan(
         strategy=candidate.layout.placement.value,
         offload=candidate.layout.offload.value,
-        world_size=settings.gpus,
+        world_size=1 if candidate.layout.placement is Placement.LAYER_SPLIT else settings.gpus,
+        nodes=inputs.hardware.nodes,
+        sharding_factor=settings.sharding_factor,
+        backend=choose_backend(config, gpu),
         device="cuda" if gpu else "cpu",
         device_name=name_of(gpu),
-        device_uuid=gpu.uuid if gpu else "",
+        device_uuids=tuple(one.uuid for one in inputs.hardware.gpus),
         micro_batch=settings.micro_batch,
         grad_accum=settings.grad_accum,
         global_batch=settings.global_batch,
@@ -121,6 +133,18 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
         },
         reasons=reasons(inputs, candidate),
     )
+
+
+def choose_backend(config: Config, gpu: Gpu | None) -> str:
+    """Communication library: NCCL between GPUs unless the config says gloo; gloo between CPUs.
+
+    Raises:
+        ConfigError: NCCL is asked for where there is no GPU.
+    """
+    asked = config.dist.sync_backend
+    if asked == "nccl" and gpu is None:
+        raise ConfigError("NCCL needs GPUs and none is seen", where="dist.sync_backend", fix="leave it at auto")
+    return ("nccl" if gpu else "gloo") if asked == "auto" else asked
 
 
 def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sft_play.config.schema import Config, Strategy
-from sft_play.errors import EnvironmentProblem
+from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import Hardware, LinkKind
 from sft_play.plan.settings import Offload, Placement
-from sft_play.plan.strategy import Layout
+from sft_play.plan.strategy import Layout, all_layouts
 
 Gpus = str | int | tuple[int, ...] | None
 
@@ -30,6 +31,8 @@ def select_gpus(hardware: Hardware, asked: Gpus, *, default_count: int | None) -
         return hardware
     positions = wanted if isinstance(wanted, tuple) else tuple(range(int(wanted)))
     missing = [position for position in positions if position >= seen]
+    if missing and not seen and isinstance(asked, int):
+        return replace(hardware, cpu_processes=asked)
     if missing:
         what = f"{seen} are there" if seen else "no GPU is seen by NVML"
         raise EnvironmentProblem(
@@ -42,9 +45,47 @@ def select_gpus(hardware: Hardware, asked: Gpus, *, default_count: int | None) -
     return replace(hardware, gpus=taken, **alone)  # type: ignore[arg-type]
 
 
-def allowed_layouts(config: Config) -> tuple[Layout, ...]:
-    """The one layout that the config forces; empty where the choice is free."""
-    strategy, offload = config.dist.strategy, Offload(config.dist.cpu_offload)
-    if strategy is Strategy.AUTO:
-        return ()
-    return (Layout(placement=Placement(strategy.value), offload=offload),)
+ZERO = (Placement.ZERO1, Placement.ZERO2, Placement.ZERO3)
+SHARDS_WEIGHTS = (Placement.FSDP, Placement.HSDP, Placement.ZERO3)
+SHARDS_GRADIENTS = (*SHARDS_WEIGHTS, Placement.ZERO2)
+
+
+def allowed_layouts(config: Config, placements: Sequence[Placement] = ()) -> tuple[Layout, ...]:
+    """The layouts that `dist` leaves to choose from; empty where it leaves all, one where it forces one.
+
+    Args:
+        placements: those that the command offers where the config names none; empty for all.
+
+    Raises:
+        ConfigError: the keys of `dist` leave none.
+    """
+    dist = config.dist
+    offload = Offload(dist.cpu_offload)
+    if dist.strategy is not Strategy.AUTO:
+        return (_with_shards(Layout(placement=Placement(dist.strategy.value), offload=offload), config),)
+    if dist.zero_level is not None:
+        return (Layout(placement=ZERO[dist.zero_level - 1], offload=offload),)
+    if isinstance(dist.sharding_factor, int) and dist.sharding_factor > 1:
+        return (_with_shards(Layout(placement=Placement.HSDP, offload=offload), config),)
+    left = [layout for layout in all_layouts() if _allowed(layout, config, placements)]
+    if not left:
+        raise ConfigError("the keys of dist leave no strategy", where="dist", fix="set dist.strategy alone")
+    return () if len(left) == len(all_layouts()) else tuple(left)
+
+
+def _with_shards(layout: Layout, config: Config) -> Layout:
+    factor = config.dist.sharding_factor
+    shards = factor if layout.placement is Placement.HSDP and isinstance(factor, int) else None
+    return replace(layout, sharding_factor=shards)
+
+
+def _allowed(layout: Layout, config: Config, placements: Sequence[Placement]) -> bool:
+    dist, placement = config.dist, layout.placement
+    return (
+        (not placements or placement in placements)
+        and dist.cpu_offload in ("none", layout.offload.value)
+        and (dist.shard_weights is None or dist.shard_weights == (placement in SHARDS_WEIGHTS))
+        and (dist.shard_gradients is None or dist.shard_gradients == (placement in SHARDS_GRADIENTS))
+        and (dist.sharding_factor != 1 or placement not in SHARDS_WEIGHTS)
+        and (dist.sharding_factor != "all" or placement in (Placement.FSDP, Placement.ZERO3))
+    )

@@ -25,10 +25,15 @@ _DEEPSPEED = frozenset({Placement.ZERO1, Placement.ZERO2, Placement.ZERO3})
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One strategy with its offload."""
+    """One strategy with its offload.
+
+    Attributes:
+        sharding_factor: ranks that share one copy of the weights under `hsdp`; None for those of one machine.
+    """
 
     placement: Placement
     offload: Offload = Offload.NONE
+    sharding_factor: int | None = None
 
     @property
     def name(self) -> str:
@@ -96,8 +101,11 @@ def choose_strategy(
         ConfigError: the fixed batch values contradict each other under every layout.
     """
     base = variants[0]
-    illegal = {layout.name: why for layout in _layouts() if (why := why_illegal(facts, base, hardware, layout))}
-    wanted = only or [layout for layout in _layouts() if layout.name not in illegal]
+    considered = only or all_layouts()
+    # What the config names runs wherever it can; what is merely offered must also be worth it.
+    refusal = why_impossible if len(only) == 1 else why_illegal
+    illegal = {layout.name: why for layout in considered if (why := refusal(facts, base, hardware, layout))}
+    wanted = [layout for layout in considered if layout.name not in illegal]
     found = tuple(
         _better([evaluate_layout(facts, one, hardware, request, layout) for one in variants]) for layout in wanted
     )
@@ -118,27 +126,54 @@ def _better(candidates: Sequence[Candidate]) -> Candidate:
 
 
 def why_illegal(facts: ModelFacts, base: Settings, hardware: Hardware, layout: Layout) -> str:
-    """Why a layout cannot run at all here; empty where it can."""
-    gpus, placement = hardware.world_size, layout.placement
-    if layout.offload is Offload.OPTIMIZER and base.method is not Method.FULL:
-        return "an adapter's optimizer state is too small to be worth moving"
-    if layout == Layout(placement=Placement.ZERO3, offload=Offload.PARAMS) and base.method is Method.QLORA:
-        return "ZeRO-3 loads 4-bit weights whole on every GPU first"
-    if not hardware.gpus:
-        return "" if placement is Placement.SINGLE else "needs GPUs"
+    """Why a layout is not offered here: it cannot run, or another does the same with less; empty where it is."""
+    return why_impossible(facts, base, hardware, layout) or _why_pointless(base, hardware, layout)
+
+
+def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout: Layout) -> str:
+    """Why a layout cannot run at all here, even where the config forces it; empty where it can."""
+    ranks, placement = hardware.world_size, layout.placement
+    one = "GPU" if hardware.gpus else "process"
     if placement is Placement.SINGLE:
-        return "" if gpus == 1 else f"would leave {gpus - 1} of {gpus} GPUs idle"
+        return "" if ranks == 1 else f"would leave {ranks - 1} of {ranks} {one}s idle".replace("processs", "processes")
+    if placement is Placement.LAYER_SPLIT and not hardware.gpus:
+        return "needs GPUs"
     if placement in {Placement.ZERO2, Placement.ZERO3} and layout.offload is not Offload.NONE:
         return ""
-    if gpus < 2:
+    if ranks < 2:
         return "needs two GPUs or more"
-    if placement is Placement.HSDP and hardware.nodes < 2:
-        return "the same as fsdp on one machine"
+    if placement is Placement.HSDP:
+        return _why_no_hybrid(base, hardware, layout)
     if placement is Placement.TP:
         return _why_no_tensor_parallel(facts, base, hardware)
-    if placement is Placement.LAYER_SPLIT and (hardware.nodes > 1 or facts.num_layers < gpus):
+    if placement is Placement.LAYER_SPLIT and (hardware.nodes > 1 or facts.num_layers < ranks):
         return "needs one machine with no more GPUs than layers"
     return ""
+
+
+def _why_pointless(base: Settings, hardware: Hardware, layout: Layout) -> str:
+    placement = layout.placement
+    if not hardware.gpus and layout.offload is not Offload.NONE:
+        return "everything is in host memory already"
+    if layout.offload is Offload.OPTIMIZER and base.method is not Method.FULL:
+        return "an adapter's optimizer state is too small to be worth moving"
+    if placement is Placement.ZERO3 and layout.offload is Offload.PARAMS and base.method is Method.QLORA:
+        return "ZeRO-3 loads 4-bit weights whole on every GPU first"
+    if placement is Placement.HSDP and hardware.nodes < 2 and layout.sharding_factor is None:
+        return "the same as fsdp on one machine"
+    return ""
+
+
+def _why_no_hybrid(base: Settings, hardware: Hardware, layout: Layout) -> str:
+    ranks, shards = hardware.world_size, hybrid_shards(hardware, layout)
+    if shards > 1 and (ranks % shards or ranks == shards) and (hardware.nodes > 1 or layout.sharding_factor):
+        return f"{ranks} ranks are no multiple of {shards} with two copies or more"
+    return ""
+
+
+def hybrid_shards(hardware: Hardware, layout: Layout) -> int:
+    """Ranks that share one copy of the weights: as asked, else those of one machine, which its fast links join."""
+    return layout.sharding_factor or len(hardware.gpus) or hardware.cpu_processes
 
 
 def _why_no_tensor_parallel(facts: ModelFacts, base: Settings, hardware: Hardware) -> str:
@@ -160,7 +195,7 @@ def settings_for(base: Settings, hardware: Hardware, layout: Layout, batch: Batc
         "placement": layout.placement,
         "offload": layout.offload,
         "gpus": hardware.world_size,
-        "sharding_factor": len(hardware.gpus) if layout.placement is Placement.HSDP else None,
+        "sharding_factor": hybrid_shards(hardware, layout) if layout.placement is Placement.HSDP else None,
     }
     if batch:
         changes |= {"micro_batch": batch.micro_batch, "grad_accum": batch.grad_accum}
@@ -211,7 +246,7 @@ def fits_memory(memory: Estimate, hardware: Hardware) -> bool:
     return not hardware.ram_bytes or host <= (1 - HEADROOM) * hardware.ram_bytes
 
 
-def _layouts() -> tuple[Layout, ...]:
+def all_layouts() -> tuple[Layout, ...]:
     """All layouts, the simplest first; offload after everything that stays on the GPU."""
     return (
         *(Layout(placement=placement) for placement in ORDER),

@@ -52,8 +52,20 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
-    def exit_json(self) -> Path:
-        return self.path / "launch" / "exit.json"
+    def launch(self) -> Path:
+        return self.path / "launch"
+
+    @property
+    def deepspeed_json(self) -> Path:
+        return self.launch / "deepspeed.json"
+
+    def exit_json(self, rank: int = 0) -> Path:
+        """Where a rank leaves its outcome."""
+        return self.launch / f"exit-{rank}.json"
+
+    def rank_log(self, rank: int) -> Path:
+        """What a rank other than 0 would have said."""
+        return self.launch / f"rank-{rank}.log"
 
     @property
     def checkpoints(self) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,13 @@ def read_record(run: RunDir) -> dict[str, Any] | None:
     return record
 
 
-def write_exit(run: RunDir, code: int, lines: list[str]) -> None:
+def write_exit(run: RunDir, code: int, lines: list[str], rank: int = 0) -> None:
     """Leave this process's outcome for the parent: launchers flatten every failure to 1."""
-    write_atomic(run.exit_json, json.dumps({"code": code, "lines": lines, "pid": os.getpid()}))
+    outcome = {"code": code, "lines": lines, "rank": rank, "time": time.time()}
+    write_atomic(run.exit_json(rank), json.dumps(outcome))
+
+
+def read_exits(run: RunDir) -> list[dict[str, Any]]:
+    """The outcomes that ranks left, the first to end first: its error is the cause of what came after."""
+    files = run.launch.glob("exit-*.json")
+    return sorted((json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one.get("time", 0.0))

@@ -15,25 +15,31 @@ from sft_play.config.schema import Config
 from sft_play.errors import Interrupted, Preempted, SftPlayError
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_metrics
+from sft_play.runtime.dist import Ranks, highest
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
 
 
-def build_callbacks(config: Config, run: RunDir, stop: StopCallback, first_step: int) -> list[TrainerCallback]:
-    """The callbacks that the config asks for, in the order in which they are called.
+def build_callbacks(
+    config: Config, run: RunDir, stop: StopCallback, ranks: Ranks, first_step: int
+) -> list[TrainerCallback]:
+    """The callbacks that the config asks for, in the order in which they are called. Only rank 0 writes.
 
     Args:
         first_step: the first step that this attempt will train, from 1.
     """
     early_stopping = config.train.early_stopping_patience is not None
-    watching: list[TrainerCallback] = [stop, ProgressCallback(), MetricsCallback(run.metrics)]
+    stop.ranks = ranks
+    watching: list[TrainerCallback] = [stop, ProgressCallback()]
+    if ranks.main:
+        watching.append(MetricsCallback(run.metrics))
     if config.train.metric_for_best_model or config.train.load_best_model_at_end or early_stopping:
         watching.append(SaveBestCallback())
     if early_stopping:
         train = config.train
         watching.append(EarlyStoppingCallback(train.early_stopping_patience, train.early_stopping_threshold))
-    if "tensorboard" in config.run.report_to:
+    if "tensorboard" in config.run.report_to and ranks.main:
         from torch.utils.tensorboard import SummaryWriter
 
         # What a crashed attempt wrote beyond the checkpoint is taken back.
@@ -134,6 +140,7 @@ class StopCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.reason: type[SftPlayError] | None = None
+        self.ranks = Ranks()
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask)
 
@@ -141,6 +148,7 @@ class StopCallback(TrainerCallback):
         self.reason = self.reason or (Preempted if number == signal.SIGTERM else Interrupted)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.reason = agreed_reason(self.ranks, self.reason)
         if self.reason:
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
@@ -158,6 +166,14 @@ class StopCallback(TrainerCallback):
         """
         if self.reason:
             raise self.reason(f"stopped at step {step}" if step else "stopped before the first step")
+
+
+REASONS: tuple[type[SftPlayError] | None, ...] = (None, Interrupted, Preempted)
+
+
+def agreed_reason(ranks: Ranks, mine: type[SftPlayError] | None) -> type[SftPlayError] | None:
+    """Why to stop after this step, if any rank was asked to: a signal reaches each at another moment."""
+    return REASONS[highest(ranks, REASONS.index(mine))]
 
 
 def clock(seconds: float) -> str:

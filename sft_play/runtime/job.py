@@ -20,7 +20,11 @@ LONGEST_ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Config and plan of a run, and where its model and its prepared rows lie."""
+    """Config and plan of a run, and where its model and its prepared rows lie.
+
+    Attributes:
+        told: config, plan and stamp as they were read: what every rank must have been told alike.
+    """
 
     run: RunDir
     config: Config
@@ -30,6 +34,7 @@ class Job:
     splits: dict[str, Path]
     resume_from: Path | None
     longest_first: bool
+    told: dict[str, Any]
 
     def dataset(self, split: str) -> Dataset | None:
         """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
@@ -48,12 +53,13 @@ def read_job(run_json: Path) -> Job:
     """The job of the run whose folder holds `run_json`."""
     values = json.loads(run_json.read_text(encoding="utf-8"))
     return Job(
-        run=RunDir(run_json.parent),
+        run=RunDir(Path(values["run"])),
         config=Config.model_validate(values["config"]),
         plan=Plan(**values["plan"]),
         stamp=values["stamp"],
         model_path=Path(values["model_path"]),
         splits={name: Path(path) for name, path in values["splits"].items()},
         longest_first=values["longest_first"],
+        told={key: values[key] for key in ("config", "plan", "stamp")},
         resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -12,15 +13,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 
 from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import ModelError
 from sft_play.plan.build import Plan
+from sft_play.runtime.dist import Ranks
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
+def load_model(config: Config, plan: Plan, path: Path, ranks: Ranks) -> PreTrainedModel:
     """The base model on the plan's device, in the plan's type, 4-bit under `tuning.mode: qlora`.
 
     Raises:
@@ -31,7 +34,7 @@ def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
         dtype=DTYPES[plan.dtype],
         attn_implementation=plan.attention,
         quantization_config=quantization(config, plan),
-        device_map={"": 0} if plan.device == "cuda" else None,
+        **placement(plan, ranks),
         trust_remote_code=config.model.trust_remote_code,
         output_loading_info=True,
         local_files_only=True,
@@ -42,6 +45,15 @@ def load_model(config: Config, plan: Plan, path: Path) -> PreTrainedModel:
         if found := sorted(str(key) for key in report[kind]):
             raise ModelError(f"{len(found)} {kind.replace('_', ' ')}, first {found[0]}", where=str(path))
     return model
+
+
+def placement(plan: Plan, ranks: Ranks) -> dict[str, Any]:
+    """Where the weights go while they are read: to this rank's GPU, or to the host where they are sharded later."""
+    if plan.strategy == "tp":
+        return {"distributed_config": DistributedConfig(tp_size=plan.world_size)}
+    if plan.device == "cpu" or plan.strategy in ("fsdp", "hsdp", "zero3"):
+        return {}
+    return {"device_map": "sequential" if plan.strategy == "layer_split" else {"": ranks.local_rank}}
 
 
 def repair_generation_config(model: PreTrainedModel) -> None:

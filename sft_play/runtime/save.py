@@ -14,6 +14,7 @@ from sft_play.config.schema import TuningMode
 from sft_play.errors import AppliedDiffersError
 from sft_play.record.checkpoints import PREFIX
 from sft_play.record.manifest import write_manifest
+from sft_play.runtime.gather import gather_weights
 from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
 from sft_play.runtime.trainer import SftPlayTrainer
@@ -22,15 +23,31 @@ from sft_play.runtime.trainer import SftPlayTrainer
 def save_result(trainer: SftPlayTrainer, job: Job, tokenizer: Any) -> Path:
     """The adapter (`adapter/`) or the model (`model/`), tokenizer, template and generation config beside it.
 
+    A collective: every rank gathers, rank 0 writes.
+
     Raises:
         AppliedDiffersError: a tensor to be saved is empty or not finite.
     """
-    target = job.run.model if job.config.tuning.mode is TuningMode.FULL else job.run.adapter
+    full = job.config.tuning.mode is TuningMode.FULL
+    target = job.run.model if full else job.run.adapter
+    main = trainer.accelerator.is_main_process
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = gather_weights(model, keep=main, trained_only=not full)
+    if main:
+        check_tensors(weights)
+        write_result(model, weights, tokenizer, target, job.stamp)
+    return target
+
+
+def write_result(
+    model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, target: Path, stamp: dict[str, Any]
+) -> None:
+    """Write into a folder beside `target` and give it the name once it is whole."""
     staging = target.with_name(f".{target.name}.new")
     shutil.rmtree(staging, ignore_errors=True)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    check_tensors(model)
-    model.save_pretrained(staging, safe_serialization=True)
+    if getattr(model.config, "distributed_config", None) is not None:
+        model.config.distributed_config = None  # the weights are whole; save_pretrained would gather them again
+    model.save_pretrained(staging, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(staging)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if base.generation_config is not None:
@@ -38,20 +55,19 @@ def save_result(trainer: SftPlayTrainer, job: Job, tokenizer: Any) -> Path:
         base.generation_config.eos_token_id = end_token_ids(tokenizer, base.generation_config)
         base.generation_config.save_pretrained(staging)
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty card; ours is written from the record
-    write_manifest(staging, {"stamp": job.stamp})
+    write_manifest(staging, {"stamp": stamp})
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
-    return target
 
 
-def check_tensors(model: torch.nn.Module) -> None:
-    """Every trained weight must have elements and be finite.
+def check_tensors(weights: dict[str, torch.Tensor]) -> None:
+    """Every weight must have elements and be finite.
 
     Raises:
         AppliedDiffersError: naming the first that is not.
     """
-    for name, weight in model.named_parameters():
-        if weight.requires_grad and (weight.numel() == 0 or not bool(torch.isfinite(weight).all())):
+    for name, weight in weights.items():
+        if weight.is_floating_point() and (weight.numel() == 0 or not bool(torch.isfinite(weight).all())):
             raise AppliedDiffersError("a trained weight is empty or not finite", where=name)
 
 

@@ -10,6 +10,7 @@ import shutil
 from typing import Any
 
 import torch
+from accelerate.parallelism_config import ParallelismConfig
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -92,16 +93,17 @@ class SftPlayTrainer(SFTTrainer):
         rotate(self.run, self.save_limit, self.state.best_global_step)
 
 
-def build_trainer(job: Job, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]) -> SftPlayTrainer:
+def build_trainer(
+    job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]
+) -> SftPlayTrainer:
     """The trainer for the job's prepared rows (columns input_ids and labels)."""
-    validation = job.dataset("validation")
     trainer = SftPlayTrainer(
         job.run,
         job.stamp,
         model=model,
-        args=build_arguments(job.config, job.plan, job.run, has_validation=validation is not None),
+        args=arguments,
         train_dataset=job.dataset("train"),
-        eval_dataset=validation,
+        eval_dataset=job.dataset("validation"),
         processing_class=tokenizer,
         callbacks=callbacks,
     )
@@ -174,4 +176,30 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         disable_tqdm=True,
         max_length=None,  # rows come cut to length
         dataset_kwargs={"skip_prepare_dataset": True},
+        ddp_timeout=config.dist.timeout_seconds,
+        **engine_arguments(config, plan, run),
     )
+
+
+def engine_arguments(config: Config, plan: Plan, run: RunDir) -> dict[str, Any]:
+    """What makes the Trainer shard: FSDP2 (also over a mesh of copies), DeepSpeed, or nothing."""
+    if plan.strategy.startswith("zero"):
+        return {"deepspeed": str(run.deepspeed_json)}
+    if plan.strategy == "tp":
+        return {"save_only_model": True}  # the optimizer's shards are saved by the trainer's own method
+    if plan.strategy not in ("fsdp", "hsdp"):
+        return {}
+    fsdp = {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "cpu_offload": plan.offload == "params",
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+    if plan.sharding_factor is None:
+        return {"fsdp": True, "fsdp_config": fsdp}
+    mesh = ParallelismConfig(
+        dp_replicate_size=plan.world_size // plan.sharding_factor, dp_shard_size=plan.sharding_factor
+    )
+    return {"fsdp": True, "fsdp_config": fsdp, "parallelism_config": mesh}

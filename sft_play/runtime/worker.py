@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import resource
 import signal
 import sys
@@ -27,36 +28,39 @@ from sft_play.errors import (
     SftPlayError,
     exit_code_of,
 )
+from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import check_applied
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
+from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.save import load_best, save_result
-from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
+from sft_play.runtime.trainer import SftPlayTrainer, build_arguments, build_trainer
 
 PR_SET_PDEATHSIG = 1
 
 
-def train(job: Job, stop: StopCallback) -> dict[str, Any]:
+def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     """Load, train, evaluate, save; returns what the record keeps."""
     started, resident = time.monotonic(), resident_bytes()
     config, plan = job.config, job.plan
-    check_device(job)
     set_seed(config.train.seed)
-    print(f"loading {config.model.name} as {plan.dtype} on {plan.device_name}")
-    model = load_model(config, plan, job.model_path)
+    print(f"loading {config.model.name} as {plan.dtype} on {devices(plan)}")
+    arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
+    present_group(plan)
+    model = load_model(config, plan, job.model_path, ranks)
     if config.tuning.mode is not TuningMode.FULL:
         model = add_adapter(model, config)
     tokenizer = load_tokenizer(
         job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )
-    callbacks = build_callbacks(config, job.run, stop, first_step=1 + step_of(job.resume_from))
-    trainer = build_trainer(job, model, tokenizer, callbacks)
+    callbacks = build_callbacks(config, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
+    trainer = build_trainer(job, arguments, model, tokenizer, callbacks)
     counts = check_applied(trainer, config, plan)
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
@@ -100,6 +104,13 @@ def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
     trainer._load_from_checkpoint(str(checkpoint))
     print(f"training ended at step {state.global_step}; finishing from its checkpoint")
     return True
+
+
+def devices(plan: Plan) -> str:
+    """The device, and how many of them under which strategy."""
+    if plan.strategy == "single":
+        return plan.device_name
+    return f"{max(plan.world_size, len(plan.device_uuids))} x {plan.device_name} ({plan.strategy})"
 
 
 def check_device(job: Job) -> None:
@@ -187,25 +198,33 @@ def main(run_json: Path) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    job = read_job(run_json)
-    sys.stdout = sys.stderr = LastingStream(sys.stdout, job.run.log)
+    job, rank = read_job(run_json), read_ranks().rank
+    speaking = sys.stdout if rank == 0 else job.run.rank_log(rank).open("a", encoding="utf-8")
+    sys.stdout = sys.stderr = LastingStream(speaking, job.run.log)
     stop = StopCallback()
     # The parent blocks both until here, so that one which comes while the stack is imported is not lost.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        record = train(job, stop)
+        check_device(job)
+        with process_group(job) as ranks:
+            record = train(job, stop, ranks)
     except BaseException as error:
         known = as_user_error(error, job.run)
         if known is None:
             with contextlib.suppress(OSError), job.run.log.open("a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
-            known = RankFailedError(f"{type(error).__name__}: {error}", where="worker", fix=f"see {job.run.log}")
+            place = f"rank {rank}" if job.plan.world_size > 1 else "worker"
+            known = RankFailedError(f"{type(error).__name__}: {error}", where=place, fix=f"see {job.run.log}")
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself
-            write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
-            write_exit(job.run, exit_code_of(known), known.lines())
+            if rank == 0:
+                write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
+            write_exit(job.run, exit_code_of(known), known.lines(), rank)
+        if job.plan.world_size > 1:
+            os._exit(exit_code_of(known))  # the others wait inside a collective; tearing down the group would wait too
         return exit_code_of(known)
-    write_record(job.run, {**record, "stamp": job.stamp})
-    write_exit(job.run, 0, [])
+    if rank == 0:
+        write_record(job.run, {**record, "stamp": job.stamp})
+    write_exit(job.run, 0, [], rank)
     return 0
 
 
