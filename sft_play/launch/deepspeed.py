@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, TuningMode
 from sft_play.plan.build import Plan
 
 TEMPLATES = Path(__file__).parents[2] / "deepspeed_configs"
@@ -44,17 +44,25 @@ def deepspeed_config(config: Config, plan: Plan) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
-        **precision(plan),
+        **precision(config, plan),
     }
 
 
-def precision(plan: Plan) -> dict[str, Any]:
-    """Which engine-side precision stands for the plan's: weights rest in `dtype`, products in `autocast`."""
+def precision(config: Config, plan: Plan) -> dict[str, Any]:
+    """Which engine-side precision stands for the plan's.
+
+    Full fine-tuning: 16-bit weights with the engine's fp32 master copy, reduced and summed in fp32. Adapters: weights as they are, products
+    under torch's autocast, so that the adapters stay fp32 as they do without the engine.
+    """
     if plan.autocast == "fp32":
         return {}
-    if plan.autocast == "fp16":
-        return {"fp16": {"enabled": True}}
-    return {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    if config.tuning.mode is TuningMode.FULL:
+        return {
+            plan.autocast: {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
+        }
+    return {"torch_autocast": {"enabled": True, "dtype": "bfloat16" if plan.autocast == "bf16" else "float16"}}
 
 
 def render_deepspeed(config: Config, plan: Plan) -> str:

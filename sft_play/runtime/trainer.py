@@ -11,16 +11,19 @@ from typing import Any
 
 import torch
 from accelerate.parallelism_config import ParallelismConfig
+from peft import PeftModel
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import LossNotFiniteError
 from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
 from sft_play.runtime.job import Job
+from sft_play.runtime.model import DTYPES
 
 SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
 
@@ -35,7 +38,8 @@ class SftPlayTrainer(SFTTrainer):
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
         self._evaluated = torch.zeros(2, dtype=torch.float64)
-        train_in_fp32(self.model)
+        if isinstance(self.model, PeftModel):
+            train_in_fp32(self.model)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -107,10 +111,21 @@ def build_trainer(
         processing_class=tokenizer,
         callbacks=callbacks,
     )
+    if job.plan.strategy in ("fsdp", "hsdp"):
+        trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.save_limit = job.config.train.save_total_limit
     # The callbacks of ours print and record; the Trainer's own printer would repeat every line.
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def sharded_precision(config: Config, plan: Plan) -> MixedPrecisionPolicy:
+    """What FSDP2 gathers and reduces in: fp32 weights are gathered in the autocast type, adapters as they are.
+
+    accelerate's own policy also casts activations between layers and reduces in 16 bits, which is another curve.
+    """
+    gathered = DTYPES[plan.autocast] if config.tuning.mode is TuningMode.FULL and plan.dtype == "fp32" else None
+    return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
 def best_metric(config: Config) -> str | None:

@@ -33,7 +33,7 @@ from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
-from sft_play.runtime.applied import check_applied
+from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
 from sft_play.runtime.job import Job, read_job
@@ -62,6 +62,8 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     callbacks = build_callbacks(config, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
     trainer = build_trainer(job, arguments, model, tokenizer, callbacks)
     counts = check_applied(trainer, config, plan)
+    applied = AppliedCallback(trainer, config, plan)
+    trainer.add_callback(applied)
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):
@@ -84,6 +86,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "predicted": plan.predicted,
         "measured": measured_memory(plan.device, resident),
         **counts,
+        "applied": applied.counts,
         **evaluations,
     }
 
