@@ -42,6 +42,7 @@ class Gpu:
         flops: dense 16-bit tensor rate, FP32 accumulation, FLOP a second; 0 where unknown.
         bandwidth: memory bandwidth, bytes a second; 0 where unknown.
         bf16: whether bf16 runs on its tensor cores.
+        amd: found through AMD's tools; its `uuid` is then its PCI address.
     """
 
     name: str
@@ -58,12 +59,13 @@ class Gpu:
     uuid: str = ""
     used_bytes: int = 0
     mig: bool = False
+    amd: bool = False
 
     @property
     def fp8(self) -> bool:
         """Whether its tensor cores take fp8 (compute capability 8.9 and later; CDNA3)."""
-        if self.family == "cdna3":
-            return True
+        if self.amd or self.family == "cdna3":
+            return self.family == "cdna3"
         return bool(self.compute_capability) and float(self.compute_capability or 0) >= 8.9
 
 
