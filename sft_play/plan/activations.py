@@ -89,7 +89,12 @@ def held_bytes(facts: ModelFacts, settings: Settings) -> float:
 
 
 def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = None) -> float:
-    """Logits and what the loss makes of them, by library and kind of loss."""
+    """Logits and what the loss makes of them, by library and kind of loss.
+
+    The head's gradient is whole wherever the head itself is: trl's chunked loss multiplies by the gathered weight
+    (`full_tensor` under FSDP2 and tensor parallel, `GatheredParameters` under ZeRO-3; trainer/utils.py, 1.16), so its
+    fp32 sums have the whole head's size on every GPU, and so has their copy in the gathered weight's type.
+    """
     cost = LOSS_COSTS[settings.kernels, settings.loss]
     n = settings.tokens if tokens is None else tokens
     width = inside_bytes(facts, settings)
@@ -99,14 +104,17 @@ def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = 
     head = 0 if settings.trains_adapter else facts.vocab_size * facts.hidden_size * _head_gradient_width(cost, settings)
     tile = min(n, cost.tile_tokens) * cost.tile_vocabulary * width
     whole = n * (facts.vocab_size * per_logit + facts.hidden_size * cost.per_hidden * width / 2)
-    return whole / divisors(settings).logits + head / divisors(settings).weights + tile
+    head_share = 1 if cost.head_sums else divisors(settings).weights
+    logits_share = 1 if cost.head_sums else divisors(settings).logits
+    return whole / logits_share + head / head_share + tile
 
 
 def _head_gradient_width(cost: LossCost, settings: Settings) -> int:
     """Bytes a weight of the head: fp32 sums, and their copy in the weight's type where that is another."""
-    if cost.head_sums and settings.param_dtype is Dtype.FP32:
+    weight = settings.compute_dtype if cost.head_sums and shards_weights(settings) else settings.param_dtype
+    if cost.head_sums and weight is Dtype.FP32:
         return 4 * cost.head_sums
-    return 4 * cost.head_sums + cost.head_gradients * settings.param_dtype.bytes
+    return 4 * cost.head_sums + cost.head_gradients * weight.bytes
 
 
 def gathered_bytes(facts: ModelFacts, settings: Settings, *, layers: int = 1) -> float:

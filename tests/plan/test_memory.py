@@ -14,9 +14,9 @@ from sft_play.facts.hardware import GIB
 from sft_play.facts.model import catalog, read_model_facts
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import state
-from sft_play.plan.activations import stored_bytes
+from sft_play.plan.activations import logits_bytes, stored_bytes
 from sft_play.plan.memory import estimate
-from sft_play.plan.settings import Checkpointing, Dtype, Kernels, Loss, Offload, Optimizer, Placement, Settings
+from sft_play.plan.settings import Checkpointing, Dtype, Kernels, Loss, Method, Offload, Optimizer, Placement, Settings
 from sft_play.plan.sharding import divisors
 from sft_play.plan.terms import Phase, total_bytes
 from tests.plan.conftest import run
@@ -116,6 +116,20 @@ def test_activations_are_not_sharded_by_zero(mistral: ModelFacts) -> None:
 def test_what_saves_memory_does(mistral: ModelFacts, smaller: dict[str, Any], larger: dict[str, Any]) -> None:
     few, many = (estimate(mistral, run("full", **{"micro_batch": 1, **one})) for one in (smaller, larger))
     assert few.allocated_bytes < many.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("placement", "weight_bytes"),
+    [(Placement.FSDP, 2), (Placement.ZERO3, 2), (Placement.TP, 0), (Placement.DDP, 0)],
+)
+def test_the_chunked_loss_sums_the_gradient_of_a_whole_head_on_every_gpu(
+    llama8b: ModelFacts, placement: Placement, weight_bytes: int
+) -> None:
+    """fp32 sums, and a copy where the gathered weight is 16-bit; an adapter leaves the head alone."""
+    one = run("full", kernels=Kernels.HF, loss=Loss.CHUNKED, placement=placement, gpus=8, param_dtype=Dtype.FP32)
+    frozen = replace(one, method=Method.LORA)
+    head = logits_bytes(llama8b, one) - logits_bytes(llama8b, frozen)
+    assert head == pytest.approx(128256 * 4096 * (4 + weight_bytes))
 
 
 def test_pefts_preparation_doubles_embedding_and_head(llama8b: ModelFacts) -> None:
