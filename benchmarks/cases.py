@@ -140,9 +140,10 @@ GPU_CASES = (
 
 
 def chosen_cases(*, on_gpu: bool, pattern: str | None) -> tuple[Case, ...]:
-    """The device's list, or those of its cases whose name holds the pattern (`*` and `?` as in file names)."""
+    """The device's list, or those whose name holds one of the patterns, a comma between (`*` and `?` as in files)."""
     every = GPU_CASES if on_gpu else CPU_CASES
-    return tuple(case for case in every if pattern is None or fnmatch(case.name, f"*{pattern}*"))
+    wanted = [one.strip() for one in (pattern or "").split(",") if one.strip()] or [""]
+    return tuple(case for case in every if any(fnmatch(case.name, f"*{one}*") for one in wanted))
 
 
 def case_named(name: str) -> Case:

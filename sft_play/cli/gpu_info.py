@@ -143,8 +143,8 @@ def _gpu_lines(gpu: Gpu, state: GpuState) -> Iterator[str]:
     capability = f"compute capability {gpu.compute_capability or 'unknown'}"
     yield f"    {capability}, bf16 {_yes(gpu.bf16)}, fp8 {_yes(gpu.fp8)}"
     nvlinks = f"{state.nvlinks} NVLinks active" if state.nvlinks else "no NVLink"
-    between = "xGMI unknown" if gpu.amd else nvlinks
-    yield f"    {state.pcie or 'PCIe unknown'}, {between}, {gpu.uuid}"
+    beside = "xGMI unknown" if gpu.amd else f"{nvlinks}, {gpu.uuid}"
+    yield f"    {state.pcie or 'PCIe unknown'}, {beside}"
 
 
 def _links(hardware: Hardware) -> str:

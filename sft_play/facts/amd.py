@@ -36,6 +36,7 @@ class AmdCard:
     """One card as the tool names it.
 
     Attributes:
+        index: HIP's number of it, which the variables for visible devices take; where the tool does not tell, its own.
         bus: its PCI address, which stands for a UUID; the card's number where the tool gives none.
         graphics: the target that kernels are built for, such as `gfx942`; empty where unknown.
         pcie: such as `PCIe 5.0 x16`; empty where unknown.
@@ -148,6 +149,7 @@ def _ask_amd_smi(tool: str, timeout_seconds: float) -> AmdAnswer:
     notes: list[str] = []
     metric = _more(tool, "metric", timeout_seconds, notes, "memory in use")
     processes = _more(tool, "process", timeout_seconds, notes, "processes")
+    numbers = _hip_numbers(tool, timeout_seconds)
     cards = []
     for index, told in sorted(static.items()):
         used = _at(metric.get(index), "mem_usage")
@@ -155,7 +157,7 @@ def _ask_amd_smi(tool: str, timeout_seconds: float) -> AmdAnswer:
         number = re.search(r"\d+", generation)
         cards.append(
             AmdCard(
-                index=index,
+                index=numbers.get(index, index),
                 name=_text(_at(told, "asic", "market_name")) or "AMD GPU",
                 bus=_text(_at(told, "bus", "bdf")) or f"AMD-{index}",
                 total_bytes=_size(_at(told, "vram", "size")) or _size(_at(used, "total_vram")) or 0,
@@ -168,6 +170,16 @@ def _ask_amd_smi(tool: str, timeout_seconds: float) -> AmdAnswer:
     drivers = [_at(told, "driver") for _, told in sorted(static.items())]
     versions = [_text(_at(one, "version")) or _text(_at(one, "driver_version")) for one in drivers]
     return AmdAnswer(cards=tuple(cards), driver=next(filter(None, versions), ""), notes=tuple(notes))
+
+
+def _hip_numbers(tool: str, timeout_seconds: float) -> dict[int, int]:
+    """The tool's number to HIP's: they differ where a processor has graphics of its own; older versions do not say."""
+    try:
+        rows = _by_number(_run(tool, ["list", "-e", "--json"], timeout_seconds))
+    except _NoAnswerError:
+        return {}
+    found = {number: row.get("hip_id") for number, row in rows.items()}
+    return {number: hip for number, hip in found.items() if isinstance(hip, int)}
 
 
 def _more(tool: str, word: str, timeout_seconds: float, notes: list[str], what: str) -> dict[int, Any]:

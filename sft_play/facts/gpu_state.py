@@ -36,7 +36,7 @@ class GpuState:
 
     Attributes:
         free_bytes: what a new process could allocate.
-        pcie: generation and lanes, such as `PCIe 4.0 x16`; empty where unknown.
+        pcie: generation and lanes, such as `PCIe 4.0 x16`; empty where unknown. For AMD's the address too.
         nvlinks: active NVLinks.
     """
 
@@ -72,7 +72,7 @@ def probe_gpu_state(
     """
     if gpus and gpus[0].amd:
         answer = probe_amd(os.environ if environment is None else environment)
-        cards = {card.bus: card for card in answer.cards}
+        cards = {str(card.index): card for card in answer.cards}
         states = {gpu.uuid: _amd_state(gpu, cards.get(gpu.uuid)) for gpu in gpus}
         return DriverState(driver=answer.driver, gpus=states)
     library = nvml or probe.load_nvml()
@@ -112,7 +112,7 @@ def _amd_state(gpu: Gpu, card: AmdCard | None) -> GpuState:
     return GpuState(
         used_bytes=used,
         free_bytes=max(0, gpu.memory_bytes - used),
-        pcie=card.pcie if card else "",
+        pcie=", ".join(filter(None, (card.pcie, card.bus))) if card else "",
         processes=tuple(
             GpuProcess(pid=one.pid, name=one.name, used_bytes=one.used_bytes)
             for one in (card.processes if card else ())

@@ -42,7 +42,8 @@ class Gpu:
         flops: dense 16-bit tensor rate, FP32 accumulation, FLOP a second; 0 where unknown.
         bandwidth: memory bandwidth, bytes a second; 0 where unknown.
         bf16: whether bf16 runs on its tensor cores.
-        amd: found through AMD's tools; its `uuid` is then its PCI address.
+        uuid: what CUDA_VISIBLE_DEVICES takes for it; of an AMD card its number, for HIP takes nothing else.
+        amd: found through AMD's tools.
     """
 
     name: str

@@ -210,7 +210,7 @@ def _amd_gpu(card: AmdCard) -> Gpu:
         used_bytes=card.used_bytes,
         compute_capability=card.capability or (known.compute_capability if known else ""),
         index=card.index,
-        uuid=card.bus,
+        uuid=str(card.index),
         amd=True,
     )
 

@@ -109,7 +109,7 @@ def test_amds_cards_are_shown_in_their_own_words(
     for words in (
         "GPU 0: AMD Instinct MI300X, 191.5 GiB, 20.0 in use",
         "compute capability 9.4, bf16 yes, fp8 yes",
-        "PCIe 5.0 x16, xGMI unknown, 0000:05:00.0",
+        "PCIe 5.0 x16, 0000:05:00.0, xGMI unknown",
         "xGMI by the catalog, about 448 GB/s each way per GPU",
         "amdgpu 6.12.12",
         "torch's ROCm build",

@@ -89,6 +89,6 @@ def install_amd_smi(folder: Path, answers: dict[str, Any], *, before: str = "") 
     return install_tool(
         folder,
         "amd-smi",
-        f"assert sys.argv[2:] == ['--json'], sys.argv\nprint({before!r})\n"
+        f"assert sys.argv[2:] in (['--json'], ['-e', '--json']), sys.argv\nprint({before!r})\n"
         f"print(json.dumps(json.loads({json.dumps(answers)!r})[sys.argv[1]], indent=4))",
     )

@@ -30,7 +30,7 @@ def test_two_cards_have_the_rates_of_the_catalog(tmp_path: Path) -> None:
     first = hardware.gpus[0]
     assert [gpu.index for gpu in hardware.gpus] == [0, 1]
     assert (first.name, first.family, first.flops, first.amd) == ("AMD Instinct MI300X", "cdna3", 1307e12, True)
-    assert (first.compute_capability, first.bf16, first.fp8, first.uuid) == ("9.4", True, True, "0000:05:00.0")
+    assert (first.compute_capability, first.bf16, first.fp8, first.uuid) == ("9.4", True, True, "0")
     assert 191 * GIB < first.memory_bytes <= 196592 * 2**20
     assert first.used_bytes == 20 * GIB
     assert (hardware.link, hardware.link_bytes_per_second) == (LinkKind.NVLINK, 448e9)
@@ -41,8 +41,8 @@ def test_two_cards_have_the_rates_of_the_catalog(tmp_path: Path) -> None:
 def test_memory_driver_and_processes_now(tmp_path: Path) -> None:
     env = install_amd_smi(tmp_path, TWO_MI300X)
     state = probe_gpu_state(probe_hardware(environment=env, nvml=NO_NVML).gpus, environment=env)
-    first, second = state.gpus["0000:05:00.0"], state.gpus["0000:06:00.0"]
-    assert (state.driver, state.cuda, first.pcie) == ("6.12.12", "", "PCIe 5.0 x16")
+    first, second = state.gpus["0"], state.gpus["1"]
+    assert (state.driver, state.cuda, first.pcie) == ("6.12.12", "", "PCIe 5.0 x16, 0000:05:00.0")
     assert first.used_bytes == 20 * GIB
     assert 170 * GIB < first.free_bytes < 172 * GIB
     assert [(one.pid, one.name, one.used_bytes) for one in first.processes] == [(77, "python3", GIB)]
@@ -143,6 +143,14 @@ def test_visible_devices(tmp_path: Path, variables: dict[str, str], left: list[i
     hardware = probe_hardware(environment=env, nvml=NO_NVML)
     assert [gpu.index for gpu in hardware.gpus] == left
     assert left or any("HIP_VISIBLE_DEVICES hides every GPU" in note for note in hardware.notes)
+
+
+def test_numbers_are_hips(tmp_path: Path) -> None:
+    """With graphics in the processor the tool counts it first and HIP last."""
+    cards = [static(0, name="Raphael", target="gfx1036", mib=64), static(1)]
+    answers = TWO_MI300X | {"static": cards, "list": [{"gpu": 0, "hip_id": 1}, {"gpu": 1, "hip_id": 0}]}
+    (gpu,) = probe_hardware(environment=install_amd_smi(tmp_path, answers), nvml=NO_NVML).gpus
+    assert (gpu.name, gpu.index, gpu.uuid) == ("AMD Instinct MI300X", 0, "0")
 
 
 def test_a_card_that_is_not_there_is_an_error(tmp_path: Path) -> None:
