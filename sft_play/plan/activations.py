@@ -74,6 +74,45 @@ def live_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
     return settings.tokens * gradients * inside_bytes(facts, settings) / divisors(settings).layer
 
 
+def masked_positions(facts: ModelFacts, settings: Settings) -> int:
+    """Pairs of positions in the masks that one attention call is given; 0 where a kernel needs none.
+
+    transformers 5.23 (`masking_utils`) makes rows x 1 x length x length for `sdpa` where a row is padded or as long
+    as the model's window, for packed documents one square over all of them, and for `eager` always; flash and flex
+    attention take lengths instead.
+    """
+    if settings.attention not in {Attention.SDPA, Attention.EAGER}:
+        return 0
+    if settings.packed:
+        return settings.tokens**2
+    padded = settings.padded and settings.micro_batch > 1
+    windowed = facts.sliding_window is not None and settings.seq_len >= facts.sliding_window
+    always = settings.attention is Attention.EAGER
+    return settings.micro_batch * settings.seq_len**2 if padded or windowed or always else 0
+
+
+def mask_bytes(facts: ModelFacts, settings: Settings, *, layers: float) -> float:
+    """The model's attention masks, and what `layers` of its layers made of them.
+
+    `eager` holds one mask in the stream's type. `sdpa` holds a boolean one, and a second for layers with a window;
+    torch turns it into a bias of the query's type in every call (`convert_boolean_attn_mask`) and keeps that for the
+    backward pass, so that without checkpointing every layer has its own (simulated, tests/plan/test_simulation.py).
+    """
+    pairs = masked_positions(facts, settings)
+    if settings.attention is Attention.EAGER:
+        return pairs * stream_bytes(facts, settings)
+    kinds = 1 if facts.sliding_window is None else 2
+    return pairs * (kinds + layers * inside_bytes(facts, settings))
+
+
+def layers_with_masks(facts: ModelFacts, settings: Settings) -> float:
+    """Layers whose own mask waits for the backward pass; none where they are recomputed."""
+    if settings.checkpointing is not Checkpointing.NONE:
+        return 0.0
+    layers = facts.num_layers / divisors(settings).depth
+    return min(layers, 2.0) if settings.offload_activations else layers
+
+
 def held_bytes(facts: ModelFacts, settings: Settings) -> float:
     """Gradients of the layers' inputs that FSDP's first version keeps to the end of the backward pass.
 
@@ -208,10 +247,12 @@ def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost,
         hidden += 2 * (kernels.FP32_STREAM_NORM - (1.0 if facts.fp32_norm_weights else 0.0))
     heads = kernels.ATTENTION_WIDTHS + (1 + eager if facts.head_norms else 0.0)
     inside = cost.inner * _inner_width(facts) + heads * (facts.query_width + facts.kv_width)
+    inside += _repeated_width(facts, settings)
     scores = 0.0
     if settings.attention is Attention.EAGER:
         each = kernels.EAGER_SCORE_BYTES_LIVE if live else kernels.EAGER_SCORE_BYTES_STORED
-        scores = float(facts.num_heads * settings.seq_len * each)
+        span = settings.tokens if settings.packed else settings.seq_len
+        scores = float(facts.num_heads * span * each)
     sequence = settings.tensor_parallel if settings.sequence_parallel else 1
     split = (inside * width + scores + _adapter_input_bytes(facts, settings)) / divisors(settings).layer
     return split + max(1.0, hidden) * facts.hidden_size * width / sequence
@@ -223,6 +264,13 @@ def _inner_width(facts: ModelFacts) -> float:
         return facts.intermediate_size
     kept, differentiated = facts.active_experts, facts.active_experts / facts.experts
     return facts.intermediate_size * (kept + differentiated) / 2
+
+
+def _repeated_width(facts: ModelFacts, settings: Settings) -> int:
+    """Keys and values repeated for every query head, which `sdpa` with a mask keeps (`use_gqa_in_sdpa`)."""
+    if settings.attention is not Attention.SDPA or not masked_positions(facts, settings) or facts.num_kv_heads == 1:
+        return 0  # one head is repeated without a copy
+    return 2 * (facts.query_width - facts.kv_width)
 
 
 def _adapter_input_bytes(facts: ModelFacts, settings: Settings) -> float:

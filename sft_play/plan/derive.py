@@ -45,6 +45,8 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
     base = replace(
         shape_settings(config),
         seq_len=longest_row(config, data),
+        padded=not config.data.packing and lengths_differ(data),
+        packed=config.data.packing,
         param_dtype=dtype,
         compute_dtype=autocast,
         optimizer=OPTIMIZERS[optimizer],
@@ -108,6 +110,14 @@ def batch_request(config: Config) -> BatchRequest:
 def longest_row(config: Config, data: DataFacts | None) -> int:
     """Tokens of the longest row that training will meet; `model.max_seq_len` where the data is not prepared yet."""
     return min(data.splits["train"].longest, config.model.max_seq_len) if data else config.model.max_seq_len
+
+
+def lengths_differ(data: DataFacts | None) -> bool:
+    """Whether a micro-batch may hold rows of different lengths; so it is taken to be before the data is prepared."""
+    if data is None:
+        return True
+    split = data.splits["train"]
+    return split.tokens != split.rows_kept * split.longest
 
 
 def evaluates(config: Config) -> bool:

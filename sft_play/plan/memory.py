@@ -218,6 +218,7 @@ def _loss_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=_kept_gradients(facts, settings),
         stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=act.layers_with_masks(facts, settings)),
         logits_and_loss=act.logits_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings, layers=0),
         autocast_copies=act.autocast_bytes(facts, settings),
@@ -231,6 +232,7 @@ def _backward_start(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=max(_kept_gradients(facts, settings), head),
         stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=max(1.0, act.layers_with_masks(facts, settings))),
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
@@ -244,6 +246,7 @@ def _backward_end(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=_gradients_of_later_layers(facts, settings) + state.largest_gradient_bytes(facts, settings),
         stored_activations=first,
+        attention_masks=act.mask_bytes(facts, settings, layers=1.0),
         held_by_hooks=held,
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),

@@ -104,6 +104,8 @@ class Settings:
 
     Attributes:
         micro_batch, seq_len: rows a GPU holds in one forward pass, and their length in tokens.
+        padded: rows differ in length, so that a micro-batch of several is padded to its longest.
+        packed: a micro-batch is one row of its documents, told apart by their positions.
         grad_accum: micro-batches an optimizer step; above 1 the gradients live through every forward pass.
         param_dtype: type in which weights rest; adapters have their own.
         compute_dtype: type of activations and gathered weights.
@@ -127,6 +129,8 @@ class Settings:
     method: Method
     micro_batch: int
     seq_len: int
+    padded: bool = False
+    packed: bool = False
     grad_accum: int = 1
     param_dtype: Dtype = Dtype.BF16
     compute_dtype: Dtype = Dtype.BF16

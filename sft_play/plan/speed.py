@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sft_play.facts.hardware import Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import rates, state
-from sft_play.plan.activations import autocasts_weights, inside_bytes, stream_bytes
+from sft_play.plan.activations import autocasts_weights, inside_bytes, masked_positions, stream_bytes
 from sft_play.plan.kernels import LOSS_COSTS
 from sft_play.plan.links import exposed_seconds, host_link, tensor_parallel_ranks
 from sft_play.plan.settings import (
@@ -163,11 +163,19 @@ def _fp32_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float
 
 
 def attention_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
-    """Seconds a token; eager attention computes the masked half too and moves its scores through memory."""
+    """Seconds a token; eager attention computes the masked half too and moves its scores through memory.
+
+    So does torch's own kernel where it is given a mask: only its causal form leaves tiles out. Of a packed micro-batch
+    that is the square over all its documents.
+    """
     flops = attention_flops(facts, settings)
     if settings.checkpointing is Checkpointing.FULL:
         flops *= 4 / 3
     efficiency = efficiency_of(gpu)
+    if settings.packed and masked_positions(facts, settings):
+        flops *= settings.micro_batch
+    if settings.attention is Attention.SDPA and masked_positions(facts, settings):
+        flops *= 2
     if settings.attention is not Attention.EAGER:
         return flops / (gpu.flops * efficiency.attention)
     moved = facts.num_layers * facts.num_heads * settings.seq_len * 30.0

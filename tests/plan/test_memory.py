@@ -16,7 +16,18 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import state
 from sft_play.plan.activations import logits_bytes, stored_bytes
 from sft_play.plan.memory import estimate
-from sft_play.plan.settings import Checkpointing, Dtype, Kernels, Loss, Method, Offload, Optimizer, Placement, Settings
+from sft_play.plan.settings import (
+    Attention,
+    Checkpointing,
+    Dtype,
+    Kernels,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    Placement,
+    Settings,
+)
 from sft_play.plan.sharding import divisors
 from sft_play.plan.terms import Phase, total_bytes
 from tests.plan.conftest import run
@@ -224,3 +235,20 @@ def test_memory_grows_with_the_model() -> None:
     for method in ("full", "lora", "qlora"):
         needs = [estimate(read_model_facts(name), run(method)).allocated_bytes for name in names]
         assert all(a < b for a, b in pairwise(needs))
+
+
+def masks(facts: ModelFacts, one: Settings) -> int:
+    parts = estimate(facts, one).phases[Phase.FORWARD_BACKWARD]
+    return sum(part.bytes for part in parts if part.name == "attention masks")
+
+
+def test_only_padded_rows_under_torchs_own_attention_need_a_mask(llama8b: ModelFacts, mistral: ModelFacts) -> None:
+    one = run("lora", attention=Attention.SDPA, padded=True, micro_batch=4, loss=Loss.FUSED)
+    pairs = 4 * 4096**2
+    assert masks(llama8b, one) == pairs * (1 + 2)
+    assert masks(llama8b, replace(one, checkpointing=Checkpointing.NONE)) == pairs * (1 + 32 * 2)
+    assert masks(llama8b, replace(one, packed=True)) == 4 * pairs * (1 + 2)
+    for without in ({"padded": False}, {"micro_batch": 1}, {"attention": Attention.FLASH}):
+        assert masks(llama8b, replace(one, **without)) == 0  # type: ignore[arg-type]
+    assert masks(mistral, replace(one, padded=False)) == pairs * (2 + 2)  # its window is 4,096
+    assert masks(llama8b, replace(one, attention=Attention.EAGER, padded=False)) == pairs * 2

@@ -25,7 +25,7 @@ from sft_play.facts.model import catalog, facts_from_config
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.activations import autocast_bytes, stored_bytes
 from sft_play.plan.memory import estimate, resting_terms
-from sft_play.plan.settings import Checkpointing, Dtype, Loss, Method, Settings
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Loss, Method, Settings
 from sft_play.plan.terms import Phase, total_bytes
 
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
@@ -158,8 +158,9 @@ def simulate(config: dict[str, Any], settings: Settings, *, fake: bool = True) -
 def _loss(model: torch.nn.Module, ids: torch.Tensor, settings: Settings) -> torch.Tensor:
     mixed = settings.compute_dtype is not Dtype.FP32
     chunked = {"fused_lm_head": True} if settings.loss is Loss.CHUNKED else {}
+    padded = {"attention_mask": torch.ones_like(ids)} if settings.padded else {}
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False, **chunked).loss
+        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False, **chunked, **padded).loss
     return loss
 
 
@@ -255,3 +256,23 @@ def test_longer_and_wider_batches_grow_alike() -> None:
     plan_one, simulated_one = same(config, one)
     plan_two, simulated_two = same(config, two)
     assert plan_two - plan_one == pytest.approx(simulated_two - simulated_one, rel=0.06)
+
+
+@pytest.fixture
+def rows_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads from a padding mask whether there is padding; a fake one has no values to read."""
+    monkeypatch.setattr(masking_utils, "_ignore_causal_mask_sdpa", lambda padding, *args, **named: padding is None)
+
+
+@pytest.mark.usefixtures("rows_differ")
+@pytest.mark.parametrize("checkpointing", [NONE, FULL])
+@pytest.mark.parametrize(("name", "attention"), [(LLAMA, "sdpa"), (GEMMA, "sdpa"), (LLAMA, "eager")])
+def test_padding_costs_a_mask_in_every_call(name: str, attention: str, checkpointing: Checkpointing) -> None:
+    """What padding adds to the peak, in bytes a pair of positions: within 2%; eager attention has its mask anyway."""
+    config = config_of(name, layers=4)
+    one = settings_of("lora", checkpointing=checkpointing, attention=Attention(attention))
+    plan, simulation = same(config, one)
+    padded_plan, padded_simulation = same(config, replace(one, padded=True))
+    pairs = one.micro_batch * one.seq_len**2
+    assert (padded_plan - plan) / pairs == pytest.approx((padded_simulation - simulation) / pairs, rel=0.02, abs=0.02)
+    assert (padded_plan > plan) == (attention == "sdpa")
