@@ -95,20 +95,26 @@ def shape_settings(config: Config) -> Settings:
 _KINDS = {True: Checkpointing.FULL, False: Checkpointing.NONE}
 
 
-def batch_request(config: Config) -> BatchRequest:
-    """What the config fixes of the batch."""
+def batch_request(config: Config, data: DataFacts | None) -> BatchRequest:
+    """What the config fixes of the batch, and the rows that fill it."""
 
     def fixed(value: int | str | None) -> int | None:
         return value if isinstance(value, int) else None
 
     train = config.train
     return BatchRequest(
-        micro_batch=fixed(train.batch_size), grad_accum=fixed(train.grad_accum), global_batch=train.global_batch_size
+        micro_batch=fixed(train.batch_size),
+        grad_accum=fixed(train.grad_accum),
+        global_batch=train.global_batch_size,
+        rows=data.splits["train"] if data else None,
     )
 
 
 def longest_row(config: Config, data: DataFacts | None) -> int:
-    """Tokens of the longest row that training will meet; `model.max_seq_len` where the data is not prepared yet."""
+    """Tokens of the longest row that training will meet, for which memory is planned (see `plan.lengths`).
+
+    `model.max_seq_len` where the data is not prepared yet.
+    """
     return min(data.splits["train"].longest, config.model.max_seq_len) if data else config.model.max_seq_len
 
 

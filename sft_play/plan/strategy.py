@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sft_play.facts.data import SplitFacts
 from sft_play.facts.hardware import GIB, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.batch import Batch, allowed_batches, choose_batch
+from sft_play.plan.lengths import speed_on_rows
 from sft_play.plan.memory import Estimate, estimate
 from sft_play.plan.settings import Dtype, Method, Offload, Placement, Settings
-from sft_play.plan.speed import Speed, estimate_speed
+from sft_play.plan.speed import Speed
 
 # Share of a GPU's memory that a plan leaves free: the memory model's error, and what else a desktop card shows.
 HEADROOM = 0.05
@@ -70,11 +72,16 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
-    """What the config fixes of the batch; None stands for `auto`."""
+    """What the config fixes of the batch; None stands for `auto`.
+
+    Attributes:
+        rows: the rows that fill it, for speed; None where they are unknown: all are then `seq_len` long.
+    """
 
     micro_batch: int | None = None
     grad_accum: int | None = None
     global_batch: int | None = None
+    rows: SplitFacts | None = None
 
 
 def choose_strategy(
@@ -185,7 +192,7 @@ def evaluate_layout(
         return fits_memory(estimate(facts, settings_for(base, hardware, layout, batch)), hardware)
 
     def speed(batch: Batch) -> float:
-        found = estimate_speed(facts, settings_for(base, hardware, layout, batch), hardware)
+        found = speed_on_rows(facts, settings_for(base, hardware, layout, batch), hardware, request.rows)
         return found.tokens_per_second if found else 0.0
 
     taken = choose_batch(options, fits=fits, speed=speed)
@@ -196,7 +203,7 @@ def evaluate_layout(
         settings=settings,
         batch=batch,
         memory=estimate(facts, settings),
-        speed=estimate_speed(facts, settings, hardware),
+        speed=speed_on_rows(facts, settings, hardware, request.rows),
         fits=taken is not None,
     )
 
