@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402
-from cases import CPU_CASES, GPU_CASES, Case, case_named, chosen_cases  # noqa: E402
+from cases import CPU_CASES, GPU_CASES, WIDE_CASES, Case, case_named, chosen_cases  # noqa: E402
 from plan_accuracy import predict, read_predictions  # noqa: E402
 from table import read_rows, read_run  # noqa: E402
 
@@ -95,7 +95,7 @@ def read_rows_header() -> list[str]:
 
 
 def test_names_are_unique_and_found_again() -> None:
-    every = (*CPU_CASES, *GPU_CASES)
+    every = (*CPU_CASES, *GPU_CASES, *WIDE_CASES)
     assert len({case.name for case in every}) == len(every)
     assert all(case_named(case.name) is case for case in every)
     assert {case.name for case in chosen_cases(on_gpu=True, pattern="32b-qlora")} == {
