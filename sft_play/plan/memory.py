@@ -6,7 +6,7 @@ the activations of a whole micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
@@ -63,7 +63,7 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
     """Memory of one GPU for these settings, the fullest one where they differ."""
     resting = resting_terms(facts, settings)
     phases = {
-        Phase.LOAD: resting_weights(facts, settings),
+        Phase.LOAD: loaded_weights(facts, settings),
         Phase.FORWARD_BACKWARD: resting + forward_backward_terms(facts, settings),
         Phase.OPTIMIZER_STEP: resting + optimizer_terms(facts, settings),
     }
@@ -84,6 +84,19 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
         needed_bytes=allocated + outside + allocator.unusable_bytes(facts, settings),
         host_bytes=round(host_bytes(facts, settings)),
     )
+
+
+def loaded_weights(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Weights on this GPU when they have been read: its share, but all of a 4-bit model under ZeRO-3.
+
+    `zero.Init` shards weights while they are made, and transformers leaves it out for a quantised model
+    (`get_init_context`, 5.23): bitsandbytes packs on the GPU, and the engine shards afterwards. FSDP shards a model
+    that every rank holds whole in host memory; a 4-bit one lies there only if its `device_map` says so.
+    """
+    if settings.placement is Placement.ZERO3 and settings.method is Method.QLORA:
+        alone = replace(settings, placement=Placement.DDP, offload=Offload.NONE)
+        return resting_weights(facts, alone)
+    return resting_weights(facts, settings)
 
 
 def resting_weights(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:

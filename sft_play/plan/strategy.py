@@ -16,7 +16,7 @@ from sft_play.plan.speed import Speed
 
 # Share of a GPU's memory that a plan leaves free: the memory model's error, and what else a desktop card shows.
 HEADROOM = 0.05
-# Strategies nearer than this are equally fast; the simpler one, earlier in ORDER, is taken.
+# Strategies nearer than this to the fastest are as fast as it; the simplest of them, first in ORDER, is taken.
 TIE = 0.02
 ORDER = (
     Placement.SINGLE, Placement.DDP, Placement.ZERO1, Placement.ZERO2, Placement.FSDP, Placement.ZERO3,
@@ -230,12 +230,18 @@ def _layouts() -> tuple[Layout, ...]:
 
 
 def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
+    """The simplest of all that are within TIE of the best, whatever order they come in.
+
+    Every candidate is compared with the best one and with no other, so that ties need not be transitive.
+    """
     # Offloading is for what fits in no other way: its speed hangs on a host that the plan knows little of.
     fitting = [one for one in fitting if one.layout.offload is Offload.NONE] or list(fitting)
     if not fitting:
         return None
     best = max(one.tokens_per_second for one in fitting)
-    return next(one for one in fitting if one.tokens_per_second >= best * (1 - TIE))
+    near = [one for one in fitting if one.tokens_per_second >= best * (1 - TIE)]
+    simplest = {layout: place for place, layout in enumerate(_layouts())}
+    return min(near, key=lambda one: simplest.get(one.layout, len(simplest)))
 
 
 def _reason(one: Candidate, chosen: Candidate | None, hardware: Hardware) -> str:

@@ -237,6 +237,15 @@ def test_memory_grows_with_the_model() -> None:
         assert all(a < b for a, b in pairwise(needs))
 
 
+def test_zero3_loads_a_4_bit_model_whole_on_every_gpu(mistral: ModelFacts) -> None:
+    sharded = run("qlora", placement=Placement.ZERO3, gpus=8)
+    alone = estimate(mistral, run("qlora")).phase_bytes(Phase.LOAD)
+    assert estimate(mistral, sharded).phase_bytes(Phase.LOAD) == alone
+    for other in (replace(sharded, placement=Placement.FSDP), replace(sharded, method=Method.LORA)):
+        eight = estimate(mistral, replace(other, placement=Placement.DDP)).phase_bytes(Phase.LOAD) / 8
+        assert estimate(mistral, other).phase_bytes(Phase.LOAD) == pytest.approx(eight)
+
+
 def masks(facts: ModelFacts, one: Settings) -> int:
     parts = estimate(facts, one).phases[Phase.FORWARD_BACKWARD]
     return sum(part.bytes for part in parts if part.name == "attention masks")
