@@ -1,4 +1,4 @@
-"""The speed that a calibration reports: that of its settled steps."""
+"""What calibration refuses, and the speed it reports: that of its settled steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from pathlib import Path
 import pytest
 
 from sft_play.cli.calibrate import STEPS, WARM_UP_STEPS, settled_speed
+from sft_play.cli.plan import main
+from sft_play.errors import UsageError
+from tests.tiny import ROOT
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"CALIBRATE": "1", "HARDWARE": "1xT4"}, "HARDWARE"), ({"CALIBRATE": "yes"}, "'yes'")]
+)
+def test_what_cannot_be_calibrated_is_refused_before_anything_is_printed(
+    given: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="CALIBRATE") as caught:
+        main([], {"CONFIG": str(ROOT / "configs/run_bnb.yaml"), **given})
+    assert said in caught.value.line()
+    assert capsys.readouterr().out == ""
 
 
 def test_the_first_steps_are_not_timed(tmp_path: Path) -> None:

@@ -53,9 +53,8 @@ def test_writing_changes_the_line_alone_and_only_once(tmp_path: Path, capsys: py
 
 def test_a_preset_that_does_not_fit_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "large.yaml"
-    path.write_text(
-        "# hardware: 1xT4\nmodel: {name: meta-llama/Llama-3.1-70B}\ndata: {train: rows.jsonl}\ndist: {strategy: single}\n"
-    )
+    rest = "data: {train: rows.jsonl}\ndist: {strategy: single}\n"
+    path.write_text("# hardware: 1xT4\nmodel: {name: meta-llama/Llama-3.1-70B}\n" + rest)
     assert main(tmp_path) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {path}: ")
