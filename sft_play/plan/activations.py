@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import kernels
+from sft_play.plan.dora import saved_outputs_bytes
 from sft_play.plan.kernels import LOSS_COSTS, LayerCost, LossCost
 from sft_play.plan.settings import Attention, Checkpointing, Dtype, Loss, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
@@ -111,6 +112,14 @@ def layers_with_masks(facts: ModelFacts, settings: Settings) -> float:
         return 0.0
     layers = facts.num_layers / divisors(settings).depth
     return min(layers, 2.0) if settings.offload_activations else layers
+
+
+def recomputed_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """One layer that has been computed again and not yet differentiated; nothing without checkpointing."""
+    if settings.checkpointing is not Checkpointing.FULL:
+        return 0.0
+    cost = _stored_cost(facts, settings)
+    return settings.tokens * _layer_bytes_a_token(facts, settings, cost, live=False)
 
 
 def held_bytes(facts: ModelFacts, settings: Settings) -> float:
@@ -254,7 +263,8 @@ def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost,
         span = settings.tokens if settings.packed else settings.seq_len
         scores = float(facts.num_heads * span * each)
     sequence = settings.tensor_parallel if settings.sequence_parallel else 1
-    split = (inside * width + scores + _adapter_input_bytes(facts, settings)) / divisors(settings).layer
+    adapters = _adapter_input_bytes(facts, settings) + saved_outputs_bytes(facts, settings, width)
+    split = (inside * width + scores + adapters) / divisors(settings).layer
     return split + max(1.0, hidden) * facts.hidden_size * width / sequence
 
 

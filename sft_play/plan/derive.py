@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Gpu
@@ -89,6 +89,7 @@ def shape_settings(config: Config) -> Settings:
         double_quantized=config.tuning.quantization.double,
         lora_r=lora.r,
         lora_targets=(targets,) if isinstance(targets, str) else targets,
+        dora=lora.use_dora and config.tuning.mode is not TuningMode.FULL,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
 from sft_play.plan import allocator, state
+from sft_play.plan.dora import weight_norm_bytes
 from sft_play.plan.settings import Checkpointing, Loss, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.terms import Phase, Term, terms, total_bytes
@@ -123,12 +124,16 @@ def resting_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
 
 
 def forward_backward_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """The largest of four moments: the loss, the last layer's backward (first to run), the first's, the embedding's."""
+    """The largest of five moments: the loss, the last layer's backward (first to run), the first's, the embedding's.
+
+    The fifth is a DoRA adapter's norm of a weight, in the last layer's forward pass.
+    """
     moments = (
         _loss_moment(facts, settings),
         _backward_start(facts, settings),
         _backward_end(facts, settings),
         _embedding_moment(facts, settings),
+        _weight_norm_moment(facts, settings),
     )
     return max(moments, key=total_bytes)
 
@@ -264,6 +269,19 @@ def _backward_end(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+    )
+
+
+def _weight_norm_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    if not settings.dora:
+        return ()
+    return terms(
+        gradients=_kept_gradients(facts, settings),
+        stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=max(1.0, act.layers_with_masks(facts, settings))),
+        layer_at_work=act.recomputed_layer_bytes(facts, settings),
+        weight_norm=weight_norm_bytes(facts, settings),
+        gathered_weights=act.gathered_bytes(facts, settings),
     )
 
 

@@ -118,6 +118,7 @@ class Settings:
         upcast_outer: that preparation also holds embedding and head in fp32 (peft's own; the published runs do not).
         loss_upcast: logits become fp32 before the loss (all of transformers from 4.46 on).
         lora_targets: ends of module names, or `("all-linear",)`.
+        dora: the adapter trains a magnitude for every output beside its direction.
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
         sequence_parallel: the tensor-parallel ranks also share the tokens between their layers.
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
@@ -143,6 +144,7 @@ class Settings:
     loss_upcast: bool = True
     lora_r: int = 16
     lora_targets: tuple[str, ...] = ("all-linear",)
+    dora: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     state_dtype: Dtype | None = None
     foreach: bool = False

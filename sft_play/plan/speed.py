@@ -11,6 +11,7 @@ from sft_play.facts.hardware import Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import rates, state
 from sft_play.plan.activations import autocasts_weights, inside_bytes, masked_positions, stream_bytes
+from sft_play.plan.dora import output_traffic, weight_norm_seconds
 from sft_play.plan.kernels import LOSS_COSTS
 from sft_play.plan.links import exposed_seconds, host_link, tensor_parallel_ranks
 from sft_play.plan.settings import (
@@ -123,6 +124,7 @@ def _step_parts(facts: ModelFacts, settings: Settings, gpu: Gpu) -> dict[str, fl
         "pointwise kernels": share * pointwise_seconds(facts, settings, gpu),
         "adapters": share * adapter_seconds(facts, settings, gpu),
         "dequantisation": settings.grad_accum * dequantise_seconds(facts, settings, gpu),
+        "weight norms": settings.grad_accum * weight_norm_seconds(facts, settings, gpu, efficiency_of(gpu)),
     }
     return {**compute, "launches": launch_seconds(facts, settings, sum(compute.values()))}
 
@@ -205,7 +207,7 @@ def adapter_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     """Seconds a token of adapters: passes over every adapted matrix' input and output."""
     widths = sum(one.active * (one.in_features + one.out_features) for one in state.adapted_linears(facts, settings))
     traffic = rates.ADAPTER_TRAFFIC * settings.adapter_dtype.bytes / 4 / (2 if settings.compile else 1)
-    moved = traffic * (_passes(settings) - 1) * widths
+    moved = traffic * (_passes(settings) - 1) * widths + output_traffic(facts, settings) * _passes(settings)
     return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import dora
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
@@ -106,7 +107,10 @@ def build(config: dict[str, Any], settings: Settings) -> torch.nn.Module:
         model = base
         if settings.trains_adapter:
             model = get_peft_model(
-                base, LoraConfig(task_type="CAUSAL_LM", r=settings.lora_r, target_modules="all-linear")
+                base,
+                LoraConfig(
+                    task_type="CAUSAL_LM", r=settings.lora_r, target_modules="all-linear", use_dora=settings.dora
+                ),
             )
             for weight in model.parameters():
                 weight.data = weight.data.float() if weight.requires_grad else weight.data
@@ -276,3 +280,26 @@ def test_padding_costs_a_mask_in_every_call(name: str, attention: str, checkpoin
     pairs = one.micro_batch * one.seq_len**2
     assert (padded_plan - plan) / pairs == pytest.approx((padded_simulation - simulation) / pairs, rel=0.02, abs=0.02)
     assert (padded_plan > plan) == (attention == "sdpa")
+
+
+@pytest.fixture
+def magnitudes_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """peft starts a magnitude from the weight's norm, which a tensor on the meta device does not have."""
+
+    def start(self: Any, *, base_layer: Any, lora_A: Any, **others: Any) -> None:
+        outputs = base_layer.weight.shape[0]
+        self.weight = torch.nn.Parameter(torch.empty(outputs, device="meta", dtype=lora_A.dtype))
+
+    monkeypatch.setattr(dora.DoraLinearLayer, "update_layer", start)
+
+
+@pytest.mark.usefixtures("magnitudes_without_data")
+@pytest.mark.parametrize("checkpointing", [NONE, FULL])
+@pytest.mark.parametrize("name", [LLAMA, QWEN2])
+def test_dora_norms_every_merged_weight(name: str, checkpointing: Checkpointing) -> None:
+    """The peak within 6%: the norm of the widest matrix is most of it, and outputs are kept twice."""
+    config = config_of(name, layers=2)
+    one = settings_of("lora", checkpointing=checkpointing, dora=True)
+    plan, simulation = same(config, one)
+    assert plan == pytest.approx(simulation, rel=0.06)
+    assert plan > 1.5 * planned(facts_from_config(config, name="plain"), replace(one, dora=False))

@@ -152,3 +152,12 @@ def test_cards_without_peer_access_copy_through_host_memory(mistral: ModelFacts)
     one = run("full", placement=Placement.DDP, gpus=2)
     geforce, inference = (data_parallel_seconds(mistral, one, parse_hardware(m)) for m in ("2xRTX4090", "2xL40S"))
     assert geforce / inference == pytest.approx(0.7 / 0.45)
+
+
+def test_dora_is_slower_than_lora_and_trains_a_magnitude_an_output(mistral: ModelFacts) -> None:
+    plain = run("lora", kernels=Kernels.HF)
+    dora = replace(plain, dora=True)
+    outputs = 32 * (2 * 4096 + 2 * 1024)
+    assert adapter_parameters(mistral, dora) - adapter_parameters(mistral, plain) == outputs
+    plain, dora = (replace(one, micro_batch=1, seq_len=2048, lora_targets=("all-linear",)) for one in (plain, dora))
+    assert 1.5 < speed(mistral, dora).step_seconds / speed(mistral, plain).step_seconds < 2.1
