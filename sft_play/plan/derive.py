@@ -53,6 +53,7 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
         foreach=optimizer == "adamw_torch" and gpu is not None,
         attention=ATTENTION[choose_attention(config, gpu)],
         loss=Loss.CHUNKED,
+        nvme=config.dist.nvme_path is not None,
         fsdp2=True,
         quantize_experts=False,  # stacked expert tensors are no linear layers; bitsandbytes leaves them 16-bit
         eval_micro_batch=1 if evaluates(config) else 0,

@@ -12,7 +12,9 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
 from sft_play.plan import allocator, state
 from sft_play.plan.dora import weight_norm_bytes
-from sft_play.plan.settings import Checkpointing, Loss, Method, Offload, Placement, Settings
+from sft_play.plan.evaluation import evaluation_terms, generation_terms
+from sft_play.plan.nvme import disk_bytes, pinned_bytes
+from sft_play.plan.settings import Checkpointing, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.terms import Phase, Term, terms, total_bytes
 
@@ -34,6 +36,7 @@ class Estimate:
         device_bytes: what nvidia-smi would show, given room: reserved, CUDA context and NCCL.
         needed_bytes: the least device memory it runs in: the allocator gives cached blocks back before it fails.
         host_bytes: host memory for this GPU's share of what is offloaded or paged.
+        nvme_bytes: disk for this GPU's share of what is offloaded there.
     """
 
     phases: dict[Phase, tuple[Term, ...]]
@@ -42,6 +45,7 @@ class Estimate:
     device_bytes: int
     needed_bytes: int
     host_bytes: int
+    nvme_bytes: int
 
     @property
     def peak_phase(self) -> Phase:
@@ -84,6 +88,7 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
         device_bytes=reserved + outside,
         needed_bytes=allocated + outside + allocator.unusable_bytes(facts, settings),
         host_bytes=round(host_bytes(facts, settings)),
+        nvme_bytes=round(disk_bytes(facts, settings)),
     )
 
 
@@ -147,33 +152,6 @@ def optimizer_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(gradients=gradients, optimizer_temporary=state.step_temporary_bytes(facts, settings) / d.optimizer)
 
 
-def evaluation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """A forward pass without gradients: one layer's tensors and the logits, in 16 bits and upcast."""
-    tokens = settings.eval_micro_batch * settings.seq_len
-    share = tokens / max(1, settings.tokens)
-    per_logit = 6 if settings.loss is Loss.FULL else 0
-    return terms(
-        evaluation_layer=act.live_layer_bytes(facts, settings) / 2 * share,
-        evaluation_logits=tokens * facts.vocab_size * per_logit / divisors(settings).logits,
-        gathered_weights=act.gathered_bytes(facts, settings),
-    )
-
-
-def generation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """Keys and values of every layer for prompt and answer: 2 x layers x kv width x 2 bytes a token and beam."""
-    rows = max(1, settings.eval_micro_batch or settings.micro_batch) * settings.num_beams
-    tokens = rows * (settings.seq_len + settings.max_new_tokens)
-    d = divisors(settings)
-    cache = 2 * facts.num_layers * facts.kv_width * 2 * tokens / d.layer / d.depth
-    prompt = rows * settings.seq_len * (6 * facts.hidden_size + 2 * facts.intermediate_size) * 2 / d.layer
-    return terms(
-        key_value_cache=cache,
-        prompt_layer=prompt,
-        next_token_logits=rows * facts.vocab_size * 6,
-        gathered_weights=act.gathered_bytes(facts, settings),
-    )
-
-
 def save_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     """Sharded full weights are gathered to the host one layer at a time; adapters are small enough to gather whole."""
     if not shards_weights(settings):
@@ -197,12 +175,14 @@ def bucket_bytes(facts: ModelFacts, settings: Settings) -> float:
 
 
 def host_bytes(facts: ModelFacts, settings: Settings) -> float:
-    """Offloaded or paged state, weights and gradients of this GPU's share."""
+    """Offloaded or paged state, weights and gradients of this GPU's share; gradients stay in it under NVMe offload."""
     d = divisors(settings)
     held = state.optimizer_host_bytes(facts, settings) / d.optimizer
+    if settings.nvme:
+        held = pinned_bytes(facts, settings)
     if settings.offload is not Offload.NONE:
         held += state.gradient_bytes(facts, settings) / d.gradients
-    if settings.offload is Offload.PARAMS:
+    if settings.offload is Offload.PARAMS and not settings.nvme:
         weights = state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
         held += weights / d.weights
     if settings.offload_activations and settings.checkpointing is Checkpointing.FULL:

@@ -157,6 +157,9 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
     if chosen.memory.host_bytes and not inputs.hardware.ram_bytes:
         host = chosen.memory.host_bytes * max(1, len(inputs.hardware.gpus)) / GIB
         yield f"{host:.0f} GiB of host memory are needed on each machine; how much a described machine has is unknown"
+    if chosen.memory.nvme_bytes:
+        disk = chosen.memory.nvme_bytes * max(1, len(inputs.hardware.gpus)) / GIB
+        yield f"{disk:.0f} GiB are needed in dist.nvme_path on each machine, at the speed of a PCIe 3.0 drive here"
     if settings.placement in TALKATIVE and inputs.hardware.link is LinkKind.PCIE:
         yield f"{chosen.layout.name} exchanges weights in every step and these GPUs have no NVLink"
     yield from _rate_warning(inputs, settings)

@@ -8,7 +8,7 @@ from sft_play.config.schema import Config, Strategy
 from sft_play.errors import EnvironmentProblem
 from sft_play.facts.hardware import Hardware, LinkKind
 from sft_play.plan.settings import Offload, Placement
-from sft_play.plan.strategy import Layout
+from sft_play.plan.strategy import Layout, layouts
 
 Gpus = str | int | tuple[int, ...] | None
 
@@ -43,8 +43,14 @@ def select_gpus(hardware: Hardware, asked: Gpus, *, default_count: int | None) -
 
 
 def allowed_layouts(config: Config) -> tuple[Layout, ...]:
-    """The one layout that the config forces; empty where the choice is free."""
+    """What the config leaves to choose from: one layout, or all with its offload; empty where the choice is free.
+
+    Only ZeRO-3 offloads to NVMe.
+    """
     strategy, offload = config.dist.strategy, Offload(config.dist.cpu_offload)
-    if strategy is Strategy.AUTO:
+    if strategy is not Strategy.AUTO:
+        return (Layout(placement=Placement(strategy.value), offload=offload),)
+    if offload is Offload.NONE:
         return ()
-    return (Layout(placement=Placement(strategy.value), offload=offload),)
+    able = (one for one in layouts() if one.offload is offload)
+    return tuple(one for one in able if one.placement is Placement.ZERO3 or config.dist.nvme_path is None)

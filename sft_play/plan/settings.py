@@ -122,6 +122,7 @@ class Settings:
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
         sequence_parallel: the tensor-parallel ranks also share the tokens between their layers.
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
+        nvme: what is offloaded goes on to a fast disk (ZeRO-3).
         prefetch: layers gathered ahead of the one that computes.
         expandable_segments: the allocator grows its blocks (PYTORCH_CUDA_ALLOC_CONF), so that none are wasted.
         eval_micro_batch: 0 where the run does not evaluate; generation needs `max_new_tokens` above 0.
@@ -162,6 +163,7 @@ class Settings:
     sharding_factor: int | None = None
     fsdp2: bool = False
     offload: Offload = Offload.NONE
+    nvme: bool = False
     prefetch: int = 0
     expandable_segments: bool = False
     eval_micro_batch: int = 0

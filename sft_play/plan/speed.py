@@ -14,6 +14,7 @@ from sft_play.plan.activations import autocasts_weights, inside_bytes, masked_po
 from sft_play.plan.dora import output_traffic, weight_norm_seconds
 from sft_play.plan.kernels import LOSS_COSTS
 from sft_play.plan.links import exposed_seconds, host_link, tensor_parallel_ranks
+from sft_play.plan.nvme import nvme_seconds
 from sft_play.plan.settings import (
     Attention,
     Checkpointing,
@@ -56,6 +57,7 @@ def estimate_speed(facts: ModelFacts, settings: Settings, hardware: Hardware) ->
     compute = sum(parts.values())
     parts["communication not hidden"] = exposed_seconds(facts, settings, hardware, compute)
     parts["optimizer step"] = optimizer_seconds(facts, settings, gpu)
+    parts["NVMe"] = nvme_seconds(facts, settings, hardware)
     seconds = sum(parts.values())
     tokens = settings.tokens * settings.grad_accum * settings.data_parallel
     flops = model_flops_per_token(facts, settings)

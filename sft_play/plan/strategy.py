@@ -97,14 +97,14 @@ def choose_strategy(
     Args:
         variants: the run's settings, at least one, such as without and with checkpointing; each layout takes the
             one that suits it. Placement, batch and offload are replaced.
-        only: layouts to consider; all legal ones by default.
+        only: layouts to consider, legal or not where none of them is; all legal ones by default.
 
     Raises:
         ConfigError: the fixed batch values contradict each other under every layout.
     """
     base = variants[0]
-    illegal = {layout.name: why for layout in _layouts() if (why := why_illegal(facts, base, hardware, layout))}
-    wanted = only or [layout for layout in _layouts() if layout.name not in illegal]
+    illegal = {layout.name: why for layout in layouts() if (why := why_illegal(facts, base, hardware, layout))}
+    wanted = [layout for layout in only or layouts() if layout.name not in illegal] or only
     found = tuple(
         _better([evaluate_layout(facts, one, hardware, request, layout) for one in variants]) for layout in wanted
     )
@@ -167,6 +167,7 @@ def settings_for(base: Settings, hardware: Hardware, layout: Layout, batch: Batc
         "placement": layout.placement,
         "offload": layout.offload,
         "gpus": hardware.world_size,
+        "nvme": base.nvme and layout.placement is Placement.ZERO3 and layout.offload is not Offload.NONE,
         "sharding_factor": len(hardware.gpus) if layout.placement is Placement.HSDP else None,
     }
     if batch:
@@ -218,7 +219,7 @@ def fits_memory(memory: Estimate, hardware: Hardware) -> bool:
     return not hardware.ram_bytes or host <= (1 - HEADROOM) * hardware.ram_bytes
 
 
-def _layouts() -> tuple[Layout, ...]:
+def layouts() -> tuple[Layout, ...]:
     """All layouts, the simplest first; offload after everything that stays on the GPU."""
     return (
         *(Layout(placement=placement) for placement in ORDER),
@@ -240,7 +241,7 @@ def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
         return None
     best = max(one.tokens_per_second for one in fitting)
     near = [one for one in fitting if one.tokens_per_second >= best * (1 - TIE)]
-    simplest = {layout: place for place, layout in enumerate(_layouts())}
+    simplest = {layout: place for place, layout in enumerate(layouts())}
     return min(near, key=lambda one: simplest.get(one.layout, len(simplest)))
 
 
