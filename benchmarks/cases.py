@@ -32,6 +32,7 @@ class Case:
 
     Attributes:
         model: a key of the catalog; with `tiny` only its family, at the widths of TINY.
+        layers: keep only so many of its layers; 0 for all.
         short: what the case's name calls it.
         dtype: `model.dtype` of the config; `auto` is what the product would take.
     """
@@ -44,6 +45,7 @@ class Case:
     checkpointing: bool
     dtype: str = "auto"
     tiny: bool = False
+    layers: int = 0
     lora_r: int = field(default=16)
 
     @property
@@ -55,11 +57,14 @@ class Case:
 
     @property
     def row_model(self) -> str:
-        return f"{self.model} cut to {TINY['num_hidden_layers']} tiny layers" if self.tiny else self.model
+        if self.tiny:
+            return f"{self.model} cut to {TINY['num_hidden_layers']} tiny layers"
+        return f"{self.model} cut to {self.layers} layers" if self.layers else self.model
 
     def model_config(self) -> dict[str, Any]:
         """The config.json to build."""
-        return catalog()[self.model] | (TINY if self.tiny else {})
+        kept = {"num_hidden_layers": self.layers} if self.layers else {}
+        return catalog()[self.model] | kept | (TINY if self.tiny else {})
 
     def facts(self) -> ModelFacts:
         return facts_from_config(self.model_config(), name=self.row_model)
@@ -98,7 +103,7 @@ LLAMA_1B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B"
 QWEN_14B, QWEN_32B = "Qwen/Qwen2.5-14B-Instruct", "Qwen/Qwen2.5-32B-Instruct"
 
 
-def _cases(model: str, short: str, *rows: tuple[str, int, int, bool]) -> tuple[Case, ...]:
+def _cases(model: str, short: str, *rows: tuple[str, int, int, bool], layers: int = 0) -> tuple[Case, ...]:
     return tuple(
         Case(
             model=model,
@@ -109,6 +114,7 @@ def _cases(model: str, short: str, *rows: tuple[str, int, int, bool]) -> tuple[C
             seq_len=seq_len,
             checkpointing=checkpointing,
             tiny=short == "tiny",
+            layers=layers,
         )
         for method, micro_batch, seq_len, checkpointing in rows
     )
@@ -139,12 +145,23 @@ GPU_CASES = (
 )  # fmt: skip
 
 
+# Two layers of full width: minutes for all of them, for the tests on a GPU; they are in no list of their own.
+WIDE_CASES = _cases(
+    LLAMA_8B, "wide",
+    ("full", 2, 1024, False), ("full bf16", 2, 1024, True),
+    ("lora", 4, 2048, False), ("lora", 4, 2048, True),
+    ("qlora", 4, 2048, False), ("qlora", 4, 2048, True),
+    layers=2,
+)  # fmt: skip
+
+
 def chosen_cases(*, on_gpu: bool, pattern: str | None) -> tuple[Case, ...]:
-    """The device's list, or those of its cases whose name holds the pattern (`*` and `?` as in file names)."""
+    """The device's list, or those whose name holds one of the patterns, a comma between (`*` and `?` as in files)."""
     every = GPU_CASES if on_gpu else CPU_CASES
-    return tuple(case for case in every if pattern is None or fnmatch(case.name, f"*{pattern}*"))
+    wanted = [one.strip() for one in (pattern or "").split(",") if one.strip()] or [""]
+    return tuple(case for case in every if any(fnmatch(case.name, f"*{one}*") for one in wanted))
 
 
 def case_named(name: str) -> Case:
-    """The case of either list that is called so."""
-    return next(case for case in (*CPU_CASES, *GPU_CASES) if case.name == name)
+    """The case of any list that is called so."""
+    return next(case for case in (*CPU_CASES, *GPU_CASES, *WIDE_CASES) if case.name == name)

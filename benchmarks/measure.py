@@ -1,13 +1,16 @@
 """Measure training runs on the device at hand and append them to a table, with what the plan predicted beside them.
 
     python benchmarks/measure.py --list
-    python benchmarks/measure.py --case qlora --out runs.csv --steps 8
+    python benchmarks/measure.py --cases qlora --out runs.csv --steps 8
+    python benchmarks/measure.py --cases llama-1b,32b --total 560 --resume --out runs.csv
 
 Cases (benchmarks/cases.py) are catalog architectures with random weights: memory and speed depend on the shapes
 alone. Each runs in a process of its own (benchmarks/trial.py) under a time limit; one that fails or does not fit is
-a row with that outcome. The columns are those of the measured-runs table, which benchmarks/plan_accuracy.py reads,
-and the predictions after them. On a CPU the cases are tiny, the memory figure is the growth of the resident set, and
-the rows say so: they show that the measuring works, not how good the plan is.
+a row with that outcome, and every row is written as soon as it is known. Where time is short, `--total` ends the list
+in time and names what is left, and `--resume` goes on with what the table does not hold yet. The columns are those of
+the measured-runs table, which benchmarks/plan_accuracy.py reads, and the predictions after them. On a CPU the cases
+are tiny, the memory figure is the growth of the resident set, and the rows say so: they show that the measuring works,
+not how good the plan is.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
@@ -31,9 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from cases import Case, chosen_cases  # noqa: E402
-from rows import COLUMNS, append_row, rows_in, short_table  # noqa: E402
+from rows import COLUMNS, append_row, cases_in, rows_in, short_table  # noqa: E402
 
-from sft_play.facts.hardware import GIB, Hardware, LinkKind, describe_hardware, find_gpu  # noqa: E402
+from sft_play.facts.hardware import GIB, Gpu, Hardware, LinkKind, describe_hardware, find_gpu  # noqa: E402
 from sft_play.facts.probe import probe_hardware  # noqa: E402
 from sft_play.plan.memory import Estimate  # noqa: E402
 from sft_play.plan.speed import model_flops_per_token  # noqa: E402
@@ -59,21 +63,39 @@ class Result:
         return str(self.figures["outcome"])
 
 
-def probe_device() -> Hardware:
+# Less than this is not worth a case: the stack alone takes that long to import.
+SHORTEST_CASE_SECONDS = 30.0
+TORCH_DEVICE = (
+    "import torch; c = torch.cuda; d = c.get_device_properties(0);"
+    "print(d.name, c.mem_get_info(0)[1], d.major, d.minor, sep=chr(9))"
+)
+
+
+def probe_device(ask_torch: Callable[[], str] | None = None) -> Hardware:
     """The first GPU that is visible, or the CPU.
 
-    NVML is asked first; where its Python package is missing, torch, in a process of its own that leaves no context.
+    NVML is asked first; where its Python package is missing, torch.
+
+    Args:
+        ask_torch: what TORCH_DEVICE prints; by default a process of its own prints it and leaves no context.
     """
     found = probe_hardware()
     if found.gpus:
         return replace(found, gpus=found.gpus[:1], link=LinkKind.NONE, link_bytes_per_second=0.0)
-    asked = "import torch; c = torch.cuda; print(c.get_device_name(0), c.mem_get_info(0)[1], sep=chr(9))"
-    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
-    name, _, memory = done.stdout.strip().partition("\t")
-    gpu = find_gpu(name, int(memory)) if done.returncode == 0 and memory else None
-    if gpu is None:
+    told = (ask_torch or _torch_elsewhere)().split("\t")
+    if len(told) != 4:
         return found
-    return replace(describe_hardware(replace(gpu, memory_bytes=int(memory)), count=1), ram_bytes=found.ram_bytes)
+    name, memory, capability = told[0], int(told[1]), f"{told[2]}.{told[3]}"
+    unknown = Gpu(name=name, family="unknown", memory_bytes=memory, flops=0, bandwidth=0, bf16=int(told[2]) >= 8)
+    gpu = find_gpu(name, memory) or unknown
+    gpu = replace(gpu, name=name, memory_bytes=min(memory, gpu.memory_bytes), compute_capability=capability)
+    machine = describe_hardware(gpu, count=1)
+    return replace(machine, ram_bytes=found.ram_bytes, cpu_cores=found.cpu_cores, described=False)
+
+
+def _torch_elsewhere() -> str:
+    done = subprocess.run([sys.executable, "-c", TORCH_DEVICE], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def run_case(case: Case, hardware: Hardware, *, steps: int, limit_seconds: float) -> Result:
@@ -208,9 +230,11 @@ def _shown(memory: Estimate, hardware: Hardware) -> dict[str, float]:
 
 def commit() -> str:
     """The code that measured; empty outside a git checkout."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = ["git", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""  # no git on this machine
     return done.stdout.strip()
 
 
@@ -226,35 +250,59 @@ def versions() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure training runs beside their plan.")
-    parser.add_argument("--list", action="store_true", help="show the cases with what the plan expects, run none")
-    parser.add_argument("--case", metavar="PATTERN", help="only the cases whose name holds this (* and ? as in files)")
-    parser.add_argument("--out", type=Path, default=Path("measured.csv"), metavar="FILE.csv", help="append rows here")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps a case, at least 3 (default: 8)")
-    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="for each case (default: 300)")
-    options = parser.parse_args(arguments)
-    if options.steps < 3:
-        parser.error("--steps must be 3 or more: the first two are not timed")
+    options = _options(arguments)
     hardware = probe_device()
-    cases = chosen_cases(on_gpu=bool(hardware.gpus), pattern=options.case)
+    cases = chosen_cases(on_gpu=bool(hardware.gpus), pattern=options.cases)
     if not cases:
-        parser.error(f"no case for this device holds {options.case!r}")
+        raise SystemExit(f"measure.py: no case for this device holds {options.cases!r}; --list shows them")
     device = hardware.gpus[0].name if hardware.gpus else "the CPU: tiny cases, memory as growth of the resident set"
-    print(f"{len(cases)} cases on {device}", flush=True)
     if options.list:
+        print(f"{len(cases)} cases on {device}")
         for case in cases:
             found = _predicted(case, hardware, options.steps)
             fits = "fits" if found["predicted_fits"] == "yes" else "does not fit"
             print(f"  {case.name:32} predicted {found['predicted_allocated_gib']:9.3f} GiB allocated, {fits}")
         return 0
-    number, rows = rows_in(options.out), []
+    number = rows_in(options.out)
+    done = cases_in(options.out) if options.resume else frozenset()
+    cases = tuple(case for case in cases if case.name not in done)
+    print(f"{len(cases)} cases on {device}", flush=True)
+    # Ended from outside, the case in progress is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    rows: list[dict[str, str]] = []
+    started = time.monotonic()
     for case in cases:
-        result = run_case(case, hardware, steps=options.steps, limit_seconds=options.limit)
+        left = options.total - (time.monotonic() - started)
+        if left < SHORTEST_CASE_SECONDS:
+            break
+        result = run_case(case, hardware, steps=options.steps, limit_seconds=min(options.limit, left))
         rows.append(row_of(result, hardware, number=number + len(rows) + 1, steps=options.steps))
         append_row(options.out, rows[-1])
         print(f"{case.name}: {result.outcome} {result.figures.get('error', '')}".rstrip(), flush=True)
+    if not_run := cases[len(rows) :]:
+        print(f"\nout of time (--total); {len(not_run)} left: {', '.join(case.name for case in not_run)}")
     print(f"\n{short_table(rows)}\n\n{len(rows)} rows appended to {options.out}")
     return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure training runs beside their plan.")
+    parser.add_argument("--list", action="store_true", help="show the cases with what the plan expects, run none")
+    parser.add_argument(
+        "--cases",
+        "--case",
+        metavar="PATTERNS",
+        help="only those whose name holds one of these, comma between (* and ?)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("measured.csv"), metavar="FILE.csv", help="append rows here")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps a case, at least 3 (default: 8)")
+    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="for each case (default: 300)")
+    parser.add_argument("--total", type=float, default=float("inf"), metavar="SECONDS", help="for all cases together")
+    parser.add_argument("--resume", action="store_true", help="leave out the cases that --out holds already")
+    options = parser.parse_args(arguments)
+    if options.steps < 3:
+        parser.error("--steps must be 3 or more: the first two are not timed")
+    return options
 
 
 if __name__ == "__main__":

@@ -33,13 +33,26 @@ def rows_in(path: Path) -> int:
     Raises:
         SystemExit: the file is a table of other columns.
     """
+    return len(_read(path))
+
+
+def cases_in(path: Path) -> frozenset[str]:
+    """Names of the cases that have a row already, whatever their outcome.
+
+    Raises:
+        SystemExit: the file is a table of other columns.
+    """
+    return frozenset(_case_of(row) for row in _read(path))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
     if not path.is_file() or not path.stat().st_size:
-        return 0
+        return []
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise SystemExit(f"{path} has other columns; name a new file")
-        return sum(1 for _ in reader)
+        return list(reader)
 
 
 def short_table(rows: Sequence[dict[str, str]]) -> str:

@@ -8,7 +8,9 @@ matrix at a time, so that a 4-bit model never exists in 16 bits and nothing is d
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -40,7 +42,9 @@ from sft_play.runtime.trainer import SftPlayTrainer, build_arguments  # noqa: E4
 
 # Steps before the clock: the first makes the optimizer state, and kernels are compiled and chosen in it.
 WARM_UP_STEPS = 2
-OUT_OF_MEMORY = (torch.cuda.OutOfMemoryError, MemoryError)
+# cuBLAS and kernels of other libraries say it in a plain RuntimeError.
+OUT_OF_MEMORY_WORDS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+PR_SET_PDEATHSIG = 1
 
 
 class Clock(TrainerCallback):
@@ -62,7 +66,7 @@ class Clock(TrainerCallback):
 
 def measure(case: Case, steps: int) -> dict[str, Any]:
     """Figures of one case, for the row; bytes as bytes."""
-    hardware = probe_device()
+    hardware = probe_device(torch_device)
     config = case.config(steps=steps)
     inputs = PlanInputs(config=config, hardware=hardware, facts=case.facts())
     plan = plan_of(inputs, case.candidate(hardware, steps=steps))
@@ -86,6 +90,21 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
         "loss": next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry),
         **_memory(plan, before),
     }
+
+
+def torch_device() -> str:
+    """The GPU as `measure.TORCH_DEVICE` prints it; empty without one."""
+    if not torch.cuda.is_available():
+        return ""
+    seen = torch.cuda.get_device_properties(0)
+    return "\t".join(map(str, (seen.name, torch.cuda.mem_get_info(0)[1], seen.major, seen.minor)))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the machine had no more memory to give."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY_WORDS)
 
 
 def build_run(case: Case, config: Config, plan: Plan, run: RunDir) -> SftPlayTrainer:
@@ -221,11 +240,15 @@ def main(name: str, steps: int, result: Path) -> int:
     transformers.logging.set_verbosity_error()
     try:
         found = measure(case_named(name), steps)
-    except OUT_OF_MEMORY as error:
-        found = {"outcome": "oom", "error": str(error).splitlines()[0]}
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        found = {"outcome": "oom", "error": (str(error).splitlines() or ["out of memory"])[0]}
     result.write_text(json.dumps(found), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":  # a measuring program that was killed must leave no case on the GPU
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     raise SystemExit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))

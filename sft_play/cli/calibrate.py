@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp
 
 STEPS = 4
+# In the first, memory is taken and kernels are chosen or compiled; in the second the allocator still settles.
+WARM_UP_STEPS = 2
 
 
 def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
@@ -41,13 +44,22 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     """
     refuse_unavailable(resolved)
     quiet = {"max_steps": STEPS, "eval_strategy": "no", "eval_on_start": False, "save_strategy": "no"}
+    quiet |= {"logging_steps": 1}  # the speed of single steps is read from the metrics
     quiet |= {"metric_for_best_model": None, "load_best_model_at_end": False, "early_stopping_patience": None}
     config = resolved.config.model_copy(update={"train": resolved.config.train.model_copy(update=quiet)})
     hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     prepared = prepare_data(config, model.path)
     facts = read_model_facts(str(model.path))
-    plan = make_plan(PlanInputs(config=config, hardware=hardware, facts=facts, data=prepared.facts, only=(Layout(placement=Placement.SINGLE),)))
+    plan = make_plan(
+        PlanInputs(
+            config=config,
+            hardware=hardware,
+            facts=facts,
+            data=prepared.facts,
+            only=(Layout(placement=Placement.SINGLE),),
+        )
+    )
     plan = replace(plan, grad_accum=1, global_batch=plan.micro_batch)
     cache = Path(config.run.output_dir) / ".cache"
     run = RunDir(cache / "calibration")
@@ -67,7 +79,17 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
         print(f"error: {line}", file=sys.stderr)
     record = read_record(run)
     if code == 0 and record:
-        measured = measured_of(config, plan, record)
+        measured = measured_of(config, plan, record | {"tokens_per_second": settled_speed(run.metrics)})
         append_measured(cache, measured)
         say(measured.line())
     return code
+
+
+def settled_speed(metrics: Path) -> float:
+    """Tokens a second of the steps after the warm-up, from what metrics.jsonl keeps of each step."""
+    events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    steps = [one for one in events if one["event"] == "train"]
+    first, last = steps[WARM_UP_STEPS - 1], steps[-1]
+    tokens: float = last["num_tokens"] - first["num_tokens"]
+    seconds: float = last["time"] - first["time"]
+    return tokens / max(seconds, 1e-9)

@@ -56,13 +56,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def collect(environ: Mapping[str, str]) -> MachineInfo:
-    """Ask NVML, the system and the installed packages' metadata; nothing of the stack is imported."""
+    """Ask NVML or AMD's tools, the system and the installed packages' metadata; nothing of the stack is imported."""
     hardware = probe_hardware(environment=environ)
     disk = shutil.disk_usage(Path.cwd())
     versions = stack_versions()
     return MachineInfo(
         hardware=hardware,
-        state=probe_gpu_state(hardware.gpus),
+        state=probe_gpu_state(hardware.gpus, environment=environ),
         cpu_name=cpu_name(),
         ram_free_bytes=probe_free_ram_bytes(),
         disk_path=Path.cwd(),
@@ -116,7 +116,7 @@ def render_info(info: MachineInfo) -> Iterator[str]:
         yield from _gpu_lines(gpu, state.gpus[gpu.uuid])
     rows = [
         ("links", _links(hardware)),
-        ("driver", f"{state.driver}, runs CUDA up to {state.cuda or 'unknown'}" if state.driver else "none seen"),
+        ("driver", _driver(info)),
         ("CPU", f"{hardware.cpu_cores} cores, {info.cpu_name}"),
         ("RAM", f"{gib(hardware.ram_bytes)} GiB, {gib(info.ram_free_bytes)} free"),
         ("disk", f"{gib(info.disk_total_bytes)} GiB, {gib(info.disk_free_bytes)} free, at {info.disk_path}"),
@@ -130,18 +130,29 @@ def render_info(info: MachineInfo) -> Iterator[str]:
         yield from (f"note: {note}" for note in info.notes)
 
 
+def _driver(info: MachineInfo) -> str:
+    if not info.state.driver:
+        return "none seen"
+    if info.hardware.gpus and info.hardware.gpus[0].amd:
+        return f"amdgpu {info.state.driver}"
+    return f"{info.state.driver}, runs CUDA up to {info.state.cuda or 'unknown'}"
+
+
 def _gpu_lines(gpu: Gpu, state: GpuState) -> Iterator[str]:
     yield f"  GPU {gpu.index}: {gpu.name}, {gib(gpu.memory_bytes)} GiB, {gib(state.used_bytes)} in use"
     capability = f"compute capability {gpu.compute_capability or 'unknown'}"
     yield f"    {capability}, bf16 {_yes(gpu.bf16)}, fp8 {_yes(gpu.fp8)}"
     nvlinks = f"{state.nvlinks} NVLinks active" if state.nvlinks else "no NVLink"
-    yield f"    {state.pcie or 'PCIe unknown'}, {nvlinks}, {gpu.uuid}"
+    beside = "xGMI unknown" if gpu.amd else f"{nvlinks}, {gpu.uuid}"
+    yield f"    {state.pcie or 'PCIe unknown'}, {beside}"
 
 
 def _links(hardware: Hardware) -> str:
     if hardware.link is LinkKind.NONE:
         return "none: fewer than two GPUs"
-    kind = {LinkKind.NVLINK: "NVLink", LinkKind.PCIE: "PCIe, no NVLink"}[hardware.link]
+    amd = hardware.gpus[0].amd
+    fast, slow = ("xGMI by the catalog", "PCIe") if amd else ("NVLink", "PCIe, no NVLink")
+    kind = {LinkKind.NVLINK: fast, LinkKind.PCIE: slow}[hardware.link]
     return f"{kind}, about {hardware.link_bytes_per_second / 1e9:,.0f} GB/s each way per GPU"
 
 

@@ -71,7 +71,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Options(prog="make memory-check", description=__doc__).parse_args(list(argv))
     inputs = plan_inputs(environ) if environ.get("CONFIG") else None
     hardware = probe_hardware(environment=environ)
-    now = MemoryNow(hardware=hardware, state=probe_gpu_state(hardware.gpus), ram_free_bytes=probe_free_ram_bytes())
+    state = probe_gpu_state(hardware.gpus, environment=environ)
+    now = MemoryNow(hardware=hardware, state=state, ram_free_bytes=probe_free_ram_bytes())
     print("\n".join(render_use(now)))
     if inputs is None:
         print(f"verdict: {NOTHING_ASKED}")

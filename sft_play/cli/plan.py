@@ -10,7 +10,6 @@ from pathlib import Path
 from sft_play.cli.inputs import config_path, planning_facts
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF
-from sft_play.config.origin import Resolved
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
 from sft_play.errors import UsageError, exit_code_of
@@ -37,6 +36,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = Options(prog="make plan", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the plan for programs, see docs/plan.md")
     options = parser.parse_args(argv)
+    calibrates = asks_to_calibrate(environ)
     resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["plan"])
     config = resolved.config
     inputs = PlanInputs(
@@ -55,7 +55,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if not inputs.hardware.described:
             show_measured(config, inputs)
     if report.refusal is None:
-        return calibrate_if_asked(resolved, environ)
+        if not calibrates:
+            return 0
+        from sft_play.cli.calibrate import calibrate
+
+        return calibrate(resolved, environ)
     print(f"error: {report.refusal.line()}", file=sys.stderr)
     return exit_code_of(report.refusal)
 
@@ -69,20 +73,20 @@ def show_measured(config: Config, inputs: PlanInputs) -> None:
             print(f"  {one.line()}")
 
 
-def calibrate_if_asked(resolved: Resolved, environ: Mapping[str, str]) -> int:
-    """Run a few steps where CALIBRATE=1 asks for it.
+def asks_to_calibrate(environ: Mapping[str, str]) -> bool:
+    """Whether CALIBRATE=1 asks for a few real steps.
 
     Raises:
         UsageError: together with HARDWARE, or any other value.
     """
     asked = environ.get("CALIBRATE", "")
     if asked in ("", "0"):
-        return 0
-    if asked != "1" or environ.get("HARDWARE"):
+        return False
+    if asked != "1":
+        raise UsageError(f"CALIBRATE is {asked!r}", where="CALIBRATE", fix="CALIBRATE=1 runs steps on this machine")
+    if environ.get("HARDWARE"):
         raise UsageError("CALIBRATE=1 runs steps on this machine", where="CALIBRATE", fix="leave HARDWARE out")
-    from sft_play.cli.calibrate import calibrate
-
-    return calibrate(resolved, environ)
+    return True
 
 
 def machine(config: Config, environ: Mapping[str, str]) -> Hardware:

@@ -39,7 +39,6 @@ from sft_play.record.run_record import read_record, trim_metrics
 from sft_play.record.stamp import make_stamp
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """What sets one of the training commands apart from the others.
@@ -82,7 +81,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=command.default_count)
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     facts = read_model_facts(str(model.path))
-    plan_inputs = PlanInputs(config=config, hardware=hardware, facts=facts, only=allowed_layouts(config, command.placements))
+    plan_inputs = PlanInputs(
+        config=config, hardware=hardware, facts=facts, only=allowed_layouts(config, command.placements)
+    )
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
     run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config))
     run.create()

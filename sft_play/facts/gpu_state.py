@@ -1,13 +1,18 @@
-"""`probe_gpu_state`: the driver, the memory in use on each GPU and the processes that hold it, through NVML."""
+"""`probe_gpu_state`: the driver, the memory in use on each GPU and the processes that hold it.
+
+Through NVML, or through AMD's tools where the GPUs are AMD's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sft_play.facts import probe
+from sft_play.facts.amd import AmdCard, probe_amd
 from sft_play.facts.hardware import Gpu
 
 
@@ -31,7 +36,7 @@ class GpuState:
 
     Attributes:
         free_bytes: what a new process could allocate.
-        pcie: generation and lanes, such as `PCIe 4.0 x16`; empty where unknown.
+        pcie: generation and lanes, such as `PCIe 4.0 x16`; empty where unknown. For AMD's the address too.
         nvlinks: active NVLinks.
     """
 
@@ -44,7 +49,7 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverState:
-    """The driver and the state of each GPU by UUID; all empty without NVML.
+    """The driver and the state of each GPU by UUID; all empty without a GPU.
 
     Attributes:
         cuda: the newest CUDA version that the driver runs.
@@ -55,13 +60,21 @@ class DriverState:
     gpus: dict[str, GpuState] = field(default_factory=dict)
 
 
-def probe_gpu_state(gpus: tuple[Gpu, ...], *, nvml: Any = None) -> DriverState:
+def probe_gpu_state(
+    gpus: tuple[Gpu, ...], *, environment: Mapping[str, str] | None = None, nvml: Any = None
+) -> DriverState:
     """Driver, and memory and processes of these GPUs.
 
     Args:
         gpus: as `probe_hardware` found them.
+        environment: read for the PATH of AMD's tools; `os.environ` by default.
         nvml: a stand-in for the pynvml module, for tests.
     """
+    if gpus and gpus[0].amd:
+        answer = probe_amd(os.environ if environment is None else environment)
+        cards = {str(card.index): card for card in answer.cards}
+        states = {gpu.uuid: _amd_state(gpu, cards.get(gpu.uuid)) for gpu in gpus}
+        return DriverState(driver=answer.driver, gpus=states)
     library = nvml or probe.load_nvml()
     if library is None:
         return DriverState()
@@ -90,6 +103,20 @@ def _state(nvml: Any, gpu: Gpu) -> GpuState:
         pcie=_pcie(nvml, handle),
         nvlinks=probe.count_nvlinks(nvml, handle),
         processes=_processes(nvml, handle),
+    )
+
+
+def _amd_state(gpu: Gpu, card: AmdCard | None) -> GpuState:
+    """A card that the tool no longer answers for keeps what was last known of it."""
+    used = card.used_bytes if card else gpu.used_bytes
+    return GpuState(
+        used_bytes=used,
+        free_bytes=max(0, gpu.memory_bytes - used),
+        pcie=", ".join(filter(None, (card.pcie, card.bus))) if card else "",
+        processes=tuple(
+            GpuProcess(pid=one.pid, name=one.name, used_bytes=one.used_bytes)
+            for one in (card.processes if card else ())
+        ),
     )
 
 

@@ -42,6 +42,8 @@ class Gpu:
         flops: dense 16-bit tensor rate, FP32 accumulation, FLOP a second; 0 where unknown.
         bandwidth: memory bandwidth, bytes a second; 0 where unknown.
         bf16: whether bf16 runs on its tensor cores.
+        uuid: what CUDA_VISIBLE_DEVICES takes for it; of an AMD card its number, for HIP takes nothing else.
+        amd: found through AMD's tools.
     """
 
     name: str
@@ -58,12 +60,13 @@ class Gpu:
     uuid: str = ""
     used_bytes: int = 0
     mig: bool = False
+    amd: bool = False
 
     @property
     def fp8(self) -> bool:
         """Whether its tensor cores take fp8 (compute capability 8.9 and later; CDNA3)."""
-        if self.family == "cdna3":
-            return True
+        if self.amd or self.family == "cdna3":
+            return self.family == "cdna3"
         return bool(self.compute_capability) and float(self.compute_capability or 0) >= 8.9
 
 
@@ -118,14 +121,15 @@ def parse_hardware(text: str) -> Hardware:
     words = text.strip()
     if words.lower() == "cpu":
         return Hardware(gpus=(), described=True)
-    match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(?:(\d+)\s*[xX*]\s*)?([A-Za-z].*)", words)
+    # GeForce cards are called by their four digits too: 2x4090.
+    match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(?:(\d+)\s*[xX*]\s*)?([A-Za-z].*|[2-5]0[5-9]0.*)", words)
     if match is None:
         raise UsageError(f"cannot read {text!r} as a machine", where="HARDWARE", fix=_FORMS)
     first, second, card = match.groups()
     nodes, count = (int(first), int(second)) if second else (1, int(first or 1))
     if not 1 <= nodes * count <= 4096 or nodes < 1:
         raise UsageError(f"{text!r} asks for {nodes} machines of {count} GPUs", where="HARDWARE", fix=_FORMS)
-    return describe_hardware(known_gpu(card), count=count, nodes=nodes)
+    return describe_hardware(known_gpu(f"RTX{card}" if card[0].isdigit() else card), count=count, nodes=nodes)
 
 
 _FORMS = "write it as 2xH100-80, 2x8xA100-80 (machines x GPUs), 1xRTX4090 or cpu"
@@ -162,10 +166,9 @@ def known_gpu(name: str) -> Gpu:
     card = find_gpu(name)
     if card is None:
         names = [entry["name"] for entry in _cards()]
-        near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.0)
-        raise UsageError(
-            f"no card called {name!r} in the catalog", where="HARDWARE", fix=f"did you mean {near[0]}? ({_FORMS})"
-        )
+        near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.5)
+        known = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+        raise UsageError(f"no card called {name!r} in the catalog", where="HARDWARE", fix=f"{known} ({_FORMS})")
     return card
 
 

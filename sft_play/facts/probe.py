@@ -1,4 +1,4 @@
-"""`probe_hardware`: this machine's GPUs through NVML, its CPU and RAM. Works, and says so, without a GPU."""
+"""`probe_hardware`: this machine's GPUs by NVML or AMD's tools, its CPU and RAM. Works, and says so, without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.errors import EnvironmentProblem
+from sft_play.facts.amd import AmdAnswer, AmdCard, probe_amd
 from sft_play.facts.hardware import (
     DEFAULT_NETWORK_BYTES_PER_SECOND,
     PCIE_BYTES_PER_SECOND,
@@ -16,26 +17,40 @@ from sft_play.facts.hardware import (
     Hardware,
     LinkKind,
     find_gpu,
+    link_of,
 )
 
 # One NVLink, one direction, by compute capability's major number: NVLink 2 and 3 25 GB/s, 4 25 GB/s, 5 50 GB/s.
 _NVLINK_BYTES_PER_SECOND = {7: 25e9, 8: 25e9, 9: 25e9, 10: 50e9}
 _MAX_NVLINKS = 18
+ALL_HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
+AMD_UNCHECKED = (
+    "AMD GPUs: links and rates are the catalog's, training needs torch's ROCm build, and no plan for them is checked "
+    "against a measured run"
+)
 
 
 def probe_hardware(*, environment: Mapping[str, str] | None = None, nvml: Any = None) -> Hardware:
-    """This machine, with the GPUs that CUDA_VISIBLE_DEVICES leaves visible.
+    """This machine, with the GPUs that CUDA_VISIBLE_DEVICES (for AMD also HIP_VISIBLE_DEVICES) leaves visible.
+
+    AMD's tools are asked only where NVML finds no GPU.
 
     Args:
-        environment: read for CUDA_VISIBLE_DEVICES; `os.environ` by default.
+        environment: read for those two and for PATH; `os.environ` by default.
         nvml: a stand-in for the pynvml module, for tests.
 
     Raises:
-        EnvironmentProblem: CUDA_VISIBLE_DEVICES names a GPU that is not there.
+        EnvironmentProblem: one of them names a GPU that is not there.
     """
     env = os.environ if environment is None else environment
     gpus, notes, links = _probe_gpus(nvml or load_nvml(), env.get("CUDA_VISIBLE_DEVICES"))
     kind, speed = _link(gpus, links)
+    if not gpus and notes != (ALL_HIDDEN,):
+        answer = probe_amd(env)
+        gpus, amd_notes = _amd_gpus(answer, env)
+        kind, speed = link_of(gpus[0], len(gpus)) if gpus else (LinkKind.NONE, 0.0)
+        # NVML has nothing to say of a machine whose cards are AMD's.
+        notes = amd_notes if answer.cards else (*notes, *amd_notes)
     network = gpus[0].network_bytes_per_second if gpus else 0.0
     return Hardware(
         gpus=gpus,
@@ -105,7 +120,7 @@ def _probe_gpus(nvml: Any, visible: str | None) -> tuple[tuple[Gpu, ...], tuple[
         rate = min((_nvlink_rate(nvml, parents[gpu.index], gpu) for gpu in chosen), default=0.0)
         notes = () if found else ("NVML answers and lists no GPU",)
         if found and not chosen:
-            notes = ("CUDA_VISIBLE_DEVICES hides every GPU",)
+            notes = (ALL_HIDDEN,)
         return chosen, notes, rate
     finally:
         nvml.nvmlShutdown()
@@ -175,10 +190,38 @@ def _capability(nvml: Any, handle: Any) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def choose_visible(gpus: list[Gpu], visible: str | None) -> tuple[Gpu, ...]:
+def _amd_gpus(answer: AmdAnswer, env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """The cards that are visible, and notes. HIP's own variable goes before CUDA's, which it reads as well."""
+    found = [_amd_gpu(card) for card in answer.cards]
+    variable = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
+    chosen = choose_visible(found, env.get(variable), variable=variable) if found else ()
+    if not found:
+        return (), answer.notes
+    return chosen, (*answer.notes, AMD_UNCHECKED if chosen else f"{variable} hides every GPU")
+
+
+def _amd_gpu(card: AmdCard) -> Gpu:
+    known = find_gpu(card.name, card.total_bytes)
+    unknown = Gpu(name=card.name, family="unknown", memory_bytes=0, flops=0.0, bandwidth=0.0, bf16=card.bf16)
+    return replace(
+        known or unknown,
+        name=card.name,
+        memory_bytes=min(card.total_bytes, known.memory_bytes) if known else card.total_bytes,
+        used_bytes=card.used_bytes,
+        compute_capability=card.capability or (known.compute_capability if known else ""),
+        index=card.index,
+        uuid=str(card.index),
+        amd=True,
+    )
+
+
+def choose_visible(gpus: list[Gpu], visible: str | None, *, variable: str = "CUDA_VISIBLE_DEVICES") -> tuple[Gpu, ...]:
     """What CUDA_VISIBLE_DEVICES leaves, in its order: indices, UUIDs or their beginnings; -1 or nothing ends it.
 
     A MIG slice is visible by its UUID only; where nothing is said, CUDA sees the first slice alone.
+
+    Args:
+        variable: what an error calls the list of visible GPUs.
 
     Raises:
         EnvironmentProblem: an entry that names no GPU of this machine, or one named twice.
@@ -193,9 +236,8 @@ def choose_visible(gpus: list[Gpu], visible: str | None) -> tuple[Gpu, ...]:
         gpu = _named(gpus, entry)
         if gpu is None or gpu in chosen:
             reason = "names a GPU twice" if gpu else f"names {entry!r}, which is not among this machine's {len(gpus)}"
-            raise EnvironmentProblem(
-                f"it {reason}", where="CUDA_VISIBLE_DEVICES", fix="give indices or UUIDs as nvidia-smi -L shows them"
-            )
+            tool = "amd-smi list shows them" if gpus and gpus[0].amd else "nvidia-smi -L shows them"
+            raise EnvironmentProblem(f"it {reason}", where=variable, fix=f"give indices or UUIDs as {tool}")
         chosen.append(gpu)
     return tuple(chosen)
 

@@ -49,7 +49,14 @@ def launch_argv(plan: Plan, run: RunDir) -> tuple[str, ...]:
     worker = ("-m", WORKER, str(run.run_json))
     if plan.world_size == 1:
         return (sys.executable, *worker)
-    return (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.world_size}", *worker)
+    return (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={plan.world_size}",
+        *worker,
+    )
 
 
 def engine_files(config: Config, plan: Plan, run: RunDir) -> dict[Path, str]:

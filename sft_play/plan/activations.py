@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import kernels
+from sft_play.plan.dora import saved_outputs_bytes
 from sft_play.plan.kernels import LOSS_COSTS, LayerCost, LossCost
 from sft_play.plan.settings import Attention, Checkpointing, Dtype, Loss, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
@@ -74,6 +75,53 @@ def live_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
     return settings.tokens * gradients * inside_bytes(facts, settings) / divisors(settings).layer
 
 
+def masked_positions(facts: ModelFacts, settings: Settings) -> int:
+    """Pairs of positions in the masks that one attention call is given; 0 where a kernel needs none.
+
+    transformers 5.23 (`masking_utils`) makes rows x 1 x length x length for `sdpa` where a row is padded or as long
+    as the model's window, for packed documents one square over all of them, and for `eager` always; flash and flex
+    attention take lengths instead.
+    """
+    if settings.attention not in {Attention.SDPA, Attention.EAGER}:
+        return 0
+    if settings.packed:
+        return settings.tokens**2
+    padded = settings.padded and settings.micro_batch > 1
+    windowed = facts.sliding_window is not None and settings.seq_len >= facts.sliding_window
+    always = settings.attention is Attention.EAGER
+    return settings.micro_batch * settings.seq_len**2 if padded or windowed or always else 0
+
+
+def mask_bytes(facts: ModelFacts, settings: Settings, *, layers: float) -> float:
+    """The model's attention masks, and what `layers` of its layers made of them.
+
+    `eager` holds one mask in the stream's type. `sdpa` holds a boolean one, and a second for layers with a window;
+    torch turns it into a bias of the query's type in every call (`convert_boolean_attn_mask`) and keeps that for the
+    backward pass, so that without checkpointing every layer has its own (simulated, tests/plan/test_simulation.py).
+    """
+    pairs = masked_positions(facts, settings)
+    if settings.attention is Attention.EAGER:
+        return pairs * stream_bytes(facts, settings)
+    kinds = 1 if facts.sliding_window is None else 2
+    return pairs * (kinds + layers * inside_bytes(facts, settings))
+
+
+def layers_with_masks(facts: ModelFacts, settings: Settings) -> float:
+    """Layers whose own mask waits for the backward pass; none where they are recomputed."""
+    if settings.checkpointing is not Checkpointing.NONE:
+        return 0.0
+    layers = facts.num_layers / divisors(settings).depth
+    return min(layers, 2.0) if settings.offload_activations else layers
+
+
+def recomputed_layer_bytes(facts: ModelFacts, settings: Settings) -> float:
+    """One layer that has been computed again and not yet differentiated; nothing without checkpointing."""
+    if settings.checkpointing is not Checkpointing.FULL:
+        return 0.0
+    cost = _stored_cost(facts, settings)
+    return settings.tokens * _layer_bytes_a_token(facts, settings, cost, live=False)
+
+
 def held_bytes(facts: ModelFacts, settings: Settings) -> float:
     """Gradients of the layers' inputs that FSDP's first version keeps to the end of the backward pass.
 
@@ -89,7 +137,12 @@ def held_bytes(facts: ModelFacts, settings: Settings) -> float:
 
 
 def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = None) -> float:
-    """Logits and what the loss makes of them, by library and kind of loss."""
+    """Logits and what the loss makes of them, by library and kind of loss.
+
+    The head's gradient is whole wherever the head itself is: trl's chunked loss multiplies by the gathered weight
+    (`full_tensor` under FSDP2 and tensor parallel, `GatheredParameters` under ZeRO-3; trainer/utils.py, 1.16), so its
+    fp32 sums have the whole head's size on every GPU, and so has their copy in the gathered weight's type.
+    """
     cost = LOSS_COSTS[settings.kernels, settings.loss]
     n = settings.tokens if tokens is None else tokens
     width = inside_bytes(facts, settings)
@@ -99,14 +152,17 @@ def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = 
     head = 0 if settings.trains_adapter else facts.vocab_size * facts.hidden_size * _head_gradient_width(cost, settings)
     tile = min(n, cost.tile_tokens) * cost.tile_vocabulary * width
     whole = n * (facts.vocab_size * per_logit + facts.hidden_size * cost.per_hidden * width / 2)
-    return whole / divisors(settings).logits + head / divisors(settings).weights + tile
+    head_share = 1 if cost.head_sums else divisors(settings).weights
+    logits_share = 1 if cost.head_sums else divisors(settings).logits
+    return whole / logits_share + head / head_share + tile
 
 
 def _head_gradient_width(cost: LossCost, settings: Settings) -> int:
     """Bytes a weight of the head: fp32 sums, and their copy in the weight's type where that is another."""
-    if cost.head_sums and settings.param_dtype is Dtype.FP32:
+    weight = settings.compute_dtype if cost.head_sums and shards_weights(settings) else settings.param_dtype
+    if cost.head_sums and weight is Dtype.FP32:
         return 4 * cost.head_sums
-    return 4 * cost.head_sums + cost.head_gradients * settings.param_dtype.bytes
+    return 4 * cost.head_sums + cost.head_gradients * weight.bytes
 
 
 def gathered_bytes(facts: ModelFacts, settings: Settings, *, layers: int = 1) -> float:
@@ -200,12 +256,15 @@ def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost,
         hidden += 2 * (kernels.FP32_STREAM_NORM - (1.0 if facts.fp32_norm_weights else 0.0))
     heads = kernels.ATTENTION_WIDTHS + (1 + eager if facts.head_norms else 0.0)
     inside = cost.inner * _inner_width(facts) + heads * (facts.query_width + facts.kv_width)
+    inside += _repeated_width(facts, settings)
     scores = 0.0
     if settings.attention is Attention.EAGER:
         each = kernels.EAGER_SCORE_BYTES_LIVE if live else kernels.EAGER_SCORE_BYTES_STORED
-        scores = float(facts.num_heads * settings.seq_len * each)
+        span = settings.tokens if settings.packed else settings.seq_len
+        scores = float(facts.num_heads * span * each)
     sequence = settings.tensor_parallel if settings.sequence_parallel else 1
-    split = (inside * width + scores + _adapter_input_bytes(facts, settings)) / divisors(settings).layer
+    adapters = _adapter_input_bytes(facts, settings) + saved_outputs_bytes(facts, settings, width)
+    split = (inside * width + scores + adapters) / divisors(settings).layer
     return split + max(1.0, hidden) * facts.hidden_size * width / sequence
 
 
@@ -215,6 +274,13 @@ def _inner_width(facts: ModelFacts) -> float:
         return facts.intermediate_size
     kept, differentiated = facts.active_experts, facts.active_experts / facts.experts
     return facts.intermediate_size * (kept + differentiated) / 2
+
+
+def _repeated_width(facts: ModelFacts, settings: Settings) -> int:
+    """Keys and values repeated for every query head, which `sdpa` with a mask keeps (`use_gqa_in_sdpa`)."""
+    if settings.attention is not Attention.SDPA or not masked_positions(facts, settings) or facts.num_kv_heads == 1:
+        return 0  # one head is repeated without a copy
+    return 2 * (facts.query_width - facts.kv_width)
 
 
 def _adapter_input_bytes(facts: ModelFacts, settings: Settings) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError
@@ -14,6 +14,7 @@ from sft_play.plan.derive import batch_request, choose_attention, choose_optimiz
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
 from sft_play.plan.settings import Checkpointing, Placement
+from sft_play.plan.speed import estimate_speed
 from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, why_impossible
 
 
@@ -48,7 +49,8 @@ class Plan:
         sharding_factor: ranks that share one copy of the weights under `hsdp`, else None.
         backend: communication library, `nccl` or `gloo`.
         device: `cuda` or `cpu`; `device_uuids` name this machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
-        predicted: allocated_bytes, device_bytes, tokens_per_second (0 where unknown), step_seconds.
+        predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
+            step_seconds (at rows as they are, where those are known).
     """
 
     strategy: str
@@ -85,11 +87,16 @@ def choose(inputs: PlanInputs) -> Choice:
     for layout in inputs.only if len(inputs.only) == 1 else ():
         if why := why_impossible(inputs.facts, variants[0], inputs.hardware, layout):
             raise ConfigError(f"{layout.name} {why}", where="dist.strategy", fix="use auto, or change dist.gpus")
-    return choose_strategy(inputs.facts, variants, inputs.hardware, batch_request(config), only=inputs.only)
+    return choose_strategy(
+        inputs.facts, variants, inputs.hardware, batch_request(config, inputs.data), only=inputs.only
+    )
 
 
-def make_plan(inputs: PlanInputs) -> Plan:
+def make_plan(inputs: PlanInputs, *, speed_at_longest: bool = False) -> Plan:
     """The plan that the figures choose.
+
+    Args:
+        speed_at_longest: predict the speed too at the longest rows, for a run that meets only those (calibration).
 
     Raises:
         ConfigError: nothing fits: with the figures of the best attempt, and the nearest setting that would fit.
@@ -97,7 +104,10 @@ def make_plan(inputs: PlanInputs) -> Plan:
     choice = choose(inputs)
     if choice.chosen is None:
         raise does_not_fit(inputs, choice)
-    return plan_of(inputs, choice.chosen)
+    chosen = choice.chosen
+    if speed_at_longest:
+        chosen = replace(chosen, speed=estimate_speed(inputs.facts, chosen.settings, inputs.hardware))
+    return plan_of(inputs, chosen)
 
 
 def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:

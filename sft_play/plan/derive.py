@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Gpu
@@ -45,12 +45,15 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
     base = replace(
         shape_settings(config),
         seq_len=longest_row(config, data),
+        padded=not config.data.packing and lengths_differ(data),
+        packed=config.data.packing,
         param_dtype=dtype,
         compute_dtype=autocast,
         optimizer=OPTIMIZERS[optimizer],
         foreach=optimizer == "adamw_torch" and gpu is not None,
         attention=ATTENTION[choose_attention(config, gpu)],
         loss=Loss.CHUNKED,
+        nvme=config.dist.nvme_path is not None,
         fsdp2=True,
         quantize_experts=False,  # stacked expert tensors are no linear layers; bitsandbytes leaves them 16-bit
         eval_micro_batch=1 if evaluates(config) else 0,
@@ -87,27 +90,42 @@ def shape_settings(config: Config) -> Settings:
         double_quantized=config.tuning.quantization.double,
         lora_r=lora.r,
         lora_targets=(targets,) if isinstance(targets, str) else targets,
+        dora=lora.use_dora and config.tuning.mode is not TuningMode.FULL,
     )
 
 
 _KINDS = {True: Checkpointing.FULL, False: Checkpointing.NONE}
 
 
-def batch_request(config: Config) -> BatchRequest:
-    """What the config fixes of the batch."""
+def batch_request(config: Config, data: DataFacts | None) -> BatchRequest:
+    """What the config fixes of the batch, and the rows that fill it."""
 
     def fixed(value: int | str | None) -> int | None:
         return value if isinstance(value, int) else None
 
     train = config.train
     return BatchRequest(
-        micro_batch=fixed(train.batch_size), grad_accum=fixed(train.grad_accum), global_batch=train.global_batch_size
+        micro_batch=fixed(train.batch_size),
+        grad_accum=fixed(train.grad_accum),
+        global_batch=train.global_batch_size,
+        rows=data.splits["train"] if data else None,
     )
 
 
 def longest_row(config: Config, data: DataFacts | None) -> int:
-    """Tokens of the longest row that training will meet; `model.max_seq_len` where the data is not prepared yet."""
+    """Tokens of the longest row that training will meet, for which memory is planned (see `plan.lengths`).
+
+    `model.max_seq_len` where the data is not prepared yet.
+    """
     return min(data.splits["train"].longest, config.model.max_seq_len) if data else config.model.max_seq_len
+
+
+def lengths_differ(data: DataFacts | None) -> bool:
+    """Whether a micro-batch may hold rows of different lengths; so it is taken to be before the data is prepared."""
+    if data is None:
+        return True
+    split = data.splits["train"]
+    return split.tokens != split.rows_kept * split.longest
 
 
 def evaluates(config: Config) -> bool:

@@ -217,6 +217,7 @@ def _candidate_json(one: Candidate, report: Report) -> dict[str, Any]:
         "device_bytes": one.memory.device_bytes,
         "needed_bytes": one.memory.needed_bytes,
         "host_bytes": one.memory.host_bytes,
+        "nvme_bytes": one.memory.nvme_bytes,
         "phases": {
             phase.value: {part.name: part.bytes for part in parts} for phase, parts in one.memory.phases.items()
         },

@@ -1,8 +1,19 @@
-"""How long rows are, from the histogram that data preparation kept."""
+"""How long rows are, from the histogram that data preparation kept, and what that does to speed.
+
+Memory is planned at the longest row, for every row of a micro-batch: it has to hold when the longest meet, so the
+histogram plays no part in it. Speed is planned at the length that random micro-batches are padded to, and counts a
+row's own tokens, not its padding.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sft_play.facts.data import SplitFacts
+from sft_play.facts.hardware import Hardware
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.settings import Settings
+from sft_play.plan.speed import Speed, estimate_speed
 
 
 def mean_length(split: SplitFacts) -> float:
@@ -21,3 +32,24 @@ def expected_longest(split: SplitFacts, rows: int) -> float:
         expected += share * min(length, split.longest)
         below += count
     return max(expected, mean_length(split))
+
+
+def speed_on_rows(facts: ModelFacts, settings: Settings, hardware: Hardware, split: SplitFacts | None) -> Speed | None:
+    """Speed on the rows of a split: time of padded micro-batches, tokens of the rows themselves.
+
+    Args:
+        split: None where the rows are unknown or packed; every row is then `settings.seq_len` long.
+    """
+    if split is None or settings.packed:
+        return estimate_speed(facts, settings, hardware)
+    padded = max(1, round(min(expected_longest(split, settings.micro_batch), settings.seq_len)))
+    found = estimate_speed(facts, replace(settings, seq_len=padded), hardware)
+    if found is None:
+        return None
+    share = min(1.0, mean_length(split) / padded)
+    return replace(
+        found,
+        tokens_per_second=share * found.tokens_per_second,
+        tokens_per_second_per_gpu=share * found.tokens_per_second_per_gpu,
+        mfu=share * found.mfu,
+    )

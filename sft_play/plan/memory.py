@@ -6,12 +6,15 @@ the activations of a whole micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
 from sft_play.plan import allocator, state
-from sft_play.plan.settings import Checkpointing, Loss, Method, Offload, Placement, Settings
+from sft_play.plan.dora import weight_norm_bytes
+from sft_play.plan.evaluation import evaluation_terms, generation_terms
+from sft_play.plan.nvme import disk_bytes, pinned_bytes
+from sft_play.plan.settings import Checkpointing, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.terms import Phase, Term, terms, total_bytes
 
@@ -33,6 +36,7 @@ class Estimate:
         device_bytes: what nvidia-smi would show, given room: reserved, CUDA context and NCCL.
         needed_bytes: the least device memory it runs in: the allocator gives cached blocks back before it fails.
         host_bytes: host memory for this GPU's share of what is offloaded or paged.
+        nvme_bytes: disk for this GPU's share of what is offloaded there.
     """
 
     phases: dict[Phase, tuple[Term, ...]]
@@ -41,6 +45,7 @@ class Estimate:
     device_bytes: int
     needed_bytes: int
     host_bytes: int
+    nvme_bytes: int
 
     @property
     def peak_phase(self) -> Phase:
@@ -63,7 +68,7 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
     """Memory of one GPU for these settings, the fullest one where they differ."""
     resting = resting_terms(facts, settings)
     phases = {
-        Phase.LOAD: resting_weights(facts, settings),
+        Phase.LOAD: loaded_weights(facts, settings),
         Phase.FORWARD_BACKWARD: resting + forward_backward_terms(facts, settings),
         Phase.OPTIMIZER_STEP: resting + optimizer_terms(facts, settings),
     }
@@ -83,7 +88,21 @@ def estimate(facts: ModelFacts, settings: Settings) -> Estimate:
         device_bytes=reserved + outside,
         needed_bytes=allocated + outside + allocator.unusable_bytes(facts, settings),
         host_bytes=round(host_bytes(facts, settings)),
+        nvme_bytes=round(disk_bytes(facts, settings)),
     )
+
+
+def loaded_weights(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    """Weights on this GPU when they have been read: its share, but all of a 4-bit model under ZeRO-3.
+
+    `zero.Init` shards weights while they are made, and transformers leaves it out for a quantised model
+    (`get_init_context`, 5.23): bitsandbytes packs on the GPU, and the engine shards afterwards. FSDP shards a model
+    that every rank holds whole in host memory; a 4-bit one lies there only if its `device_map` says so.
+    """
+    if settings.placement is Placement.ZERO3 and settings.method is Method.QLORA:
+        alone = replace(settings, placement=Placement.DDP, offload=Offload.NONE)
+        return resting_weights(facts, alone)
+    return resting_weights(facts, settings)
 
 
 def resting_weights(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
@@ -110,12 +129,16 @@ def resting_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
 
 
 def forward_backward_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """The largest of four moments: the loss, the last layer's backward (first to run), the first's, the embedding's."""
+    """The largest of five moments: the loss, the last layer's backward (first to run), the first's, the embedding's.
+
+    The fifth is a DoRA adapter's norm of a weight, in the last layer's forward pass.
+    """
     moments = (
         _loss_moment(facts, settings),
         _backward_start(facts, settings),
         _backward_end(facts, settings),
         _embedding_moment(facts, settings),
+        _weight_norm_moment(facts, settings),
     )
     return max(moments, key=total_bytes)
 
@@ -127,33 +150,6 @@ def optimizer_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     if settings.offload is not Offload.NONE:
         gradients = 0.0
     return terms(gradients=gradients, optimizer_temporary=state.step_temporary_bytes(facts, settings) / d.optimizer)
-
-
-def evaluation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """A forward pass without gradients: one layer's tensors and the logits, in 16 bits and upcast."""
-    tokens = settings.eval_micro_batch * settings.seq_len
-    share = tokens / max(1, settings.tokens)
-    per_logit = 6 if settings.loss is Loss.FULL else 0
-    return terms(
-        evaluation_layer=act.live_layer_bytes(facts, settings) / 2 * share,
-        evaluation_logits=tokens * facts.vocab_size * per_logit / divisors(settings).logits,
-        gathered_weights=act.gathered_bytes(facts, settings),
-    )
-
-
-def generation_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
-    """Keys and values of every layer for prompt and answer: 2 x layers x kv width x 2 bytes a token and beam."""
-    rows = max(1, settings.eval_micro_batch or settings.micro_batch) * settings.num_beams
-    tokens = rows * (settings.seq_len + settings.max_new_tokens)
-    d = divisors(settings)
-    cache = 2 * facts.num_layers * facts.kv_width * 2 * tokens / d.layer / d.depth
-    prompt = rows * settings.seq_len * (6 * facts.hidden_size + 2 * facts.intermediate_size) * 2 / d.layer
-    return terms(
-        key_value_cache=cache,
-        prompt_layer=prompt,
-        next_token_logits=rows * facts.vocab_size * 6,
-        gathered_weights=act.gathered_bytes(facts, settings),
-    )
 
 
 def save_terms(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
@@ -179,12 +175,14 @@ def bucket_bytes(facts: ModelFacts, settings: Settings) -> float:
 
 
 def host_bytes(facts: ModelFacts, settings: Settings) -> float:
-    """Offloaded or paged state, weights and gradients of this GPU's share."""
+    """Offloaded or paged state, weights and gradients of this GPU's share; gradients stay in it under NVMe offload."""
     d = divisors(settings)
     held = state.optimizer_host_bytes(facts, settings) / d.optimizer
+    if settings.nvme:
+        held = pinned_bytes(facts, settings)
     if settings.offload is not Offload.NONE:
         held += state.gradient_bytes(facts, settings) / d.gradients
-    if settings.offload is Offload.PARAMS:
+    if settings.offload is Offload.PARAMS and not settings.nvme:
         weights = state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
         held += weights / d.weights
     if settings.offload_activations and settings.checkpointing is Checkpointing.FULL:
@@ -218,6 +216,7 @@ def _loss_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=_kept_gradients(facts, settings),
         stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=act.layers_with_masks(facts, settings)),
         logits_and_loss=act.logits_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings, layers=0),
         autocast_copies=act.autocast_bytes(facts, settings),
@@ -231,6 +230,7 @@ def _backward_start(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=max(_kept_gradients(facts, settings), head),
         stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=max(1.0, act.layers_with_masks(facts, settings))),
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
@@ -244,10 +244,24 @@ def _backward_end(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
     return terms(
         gradients=_gradients_of_later_layers(facts, settings) + state.largest_gradient_bytes(facts, settings),
         stored_activations=first,
+        attention_masks=act.mask_bytes(facts, settings, layers=1.0),
         held_by_hooks=held,
         layer_at_work=act.live_layer_bytes(facts, settings),
         gathered_weights=act.gathered_bytes(facts, settings),
         unsharded_gradients=act.unsharded_gradient_bytes(facts, settings),
+    )
+
+
+def _weight_norm_moment(facts: ModelFacts, settings: Settings) -> tuple[Term, ...]:
+    if not settings.dora:
+        return ()
+    return terms(
+        gradients=_kept_gradients(facts, settings),
+        stored_activations=act.stored_bytes(facts, settings),
+        attention_masks=act.mask_bytes(facts, settings, layers=max(1.0, act.layers_with_masks(facts, settings))),
+        layer_at_work=act.recomputed_layer_bytes(facts, settings),
+        weight_norm=weight_norm_bytes(facts, settings),
+        gathered_weights=act.gathered_bytes(facts, settings),
     )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError
-from sft_play.plan.strategy import Choice
+from sft_play.facts.hardware import GIB, Hardware
+from sft_play.plan.strategy import Candidate, Choice
 
 if TYPE_CHECKING:
     from sft_play.plan.build import PlanInputs
@@ -28,9 +29,14 @@ def nearest_fitting(inputs: PlanInputs, choose: Callable[[PlanInputs], Choice]) 
         except ConfigError:
             continue
         if chosen:
-            needed = chosen.memory.needed_bytes / 2**30
-            return f"{words} fits ({chosen.layout.name}, {needed:.1f} GiB a GPU)"
+            return f"{words} fits ({chosen.layout.name}, {_needed(chosen, changed.hardware)})"
     return "nothing smaller fits either: take a smaller model or more GPUs"
+
+
+def _needed(chosen: Candidate, hardware: Hardware) -> str:
+    if hardware.gpus:
+        return f"{chosen.memory.needed_bytes / GIB:.1f} GiB a GPU"
+    return f"{chosen.memory.allocated_bytes / GIB:.1f} GiB of memory"
 
 
 def changes(inputs: PlanInputs) -> Iterator[tuple[str, PlanInputs]]:

@@ -85,7 +85,11 @@ STEP_TRAFFIC_FUSED = 20.0
 # 8x7B loses 1.5 s and 7B 0.3 s a step, whatever the batch).
 OVERLAP = 0.75
 OVERLAP_FSDP1 = 0.0
-RING_EFFICIENCY = {"nvlink": 0.4, "pcie": 0.7, "network": 0.7}
+# GeForce cards have no peer-to-peer (NVIDIA/nccl issue 1309): every copy goes through host memory and crosses the bus
+# twice. Both ways at once three 4090s on PCIe 4.0 x16 then reach 13 GB/s each way where 24 are there
+# (tinygrad/open-gpu-kernel-modules issue 6, "P2P=Disabled"), 0.54 of it; a ring a little less.
+RING_EFFICIENCY = {"nvlink": 0.4, "pcie": 0.7, "pcie through host memory": 0.45, "network": 0.7}
+WITHOUT_PEER_ACCESS = frozenset({"ampere-consumer", "ada-consumer", "blackwell-consumer"})
 # Host work of FSDP1's hooks, a layer and micro-batch; fms 3B and 1B, where gathers are small.
 FSDP1_SECONDS_A_LAYER = 3e-3
 # Seconds the host needs to launch the kernels of one layer in one pass: what remains when batches are tiny.

@@ -12,9 +12,8 @@ from sft_play.facts.hardware import GIB, Hardware, LinkKind, describe_hardware
 from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, plan_of
 from sft_play.plan.derive import settings_variants
 from sft_play.plan.disk import estimate_run_bytes
-from sft_play.plan.lengths import expected_longest, mean_length
+from sft_play.plan.lengths import mean_length
 from sft_play.plan.settings import Placement, Settings
-from sft_play.plan.speed import estimate_speed
 from sft_play.plan.strategy import BatchRequest, Candidate, Choice, choose_strategy
 
 GPU_COUNTS = (1, 2, 4, 8)
@@ -107,8 +106,7 @@ def run_length(inputs: PlanInputs, chosen: Candidate | None) -> RunLength:
     if steps is None:
         return RunLength(rows=rows, steps=None, tokens=None, hours=None)
     mean = mean_length(split) if split else settings.seq_len
-    padded = expected_longest(split, settings.micro_batch) if split else settings.seq_len
-    speed = estimate_speed(inputs.facts, replace(settings, seq_len=max(1, round(padded))), inputs.hardware)
+    speed = chosen.speed
     return RunLength(
         rows=rows,
         steps=steps,
@@ -140,7 +138,8 @@ def scaling(inputs: PlanInputs) -> tuple[Scaling, ...]:
 
 def _best_on(inputs: PlanInputs, machine: Hardware) -> Candidate | None:
     variants = settings_variants(inputs.config, inputs.gpu, inputs.data)
-    request = BatchRequest(global_batch=inputs.config.train.global_batch_size)
+    rows = inputs.data.splits["train"] if inputs.data else None
+    request = BatchRequest(global_batch=inputs.config.train.global_batch_size, rows=rows)
     try:
         return choose_strategy(inputs.facts, variants, machine, request).chosen
     except ConfigError:  # the global batch does not divide by this number of GPUs
@@ -158,6 +157,9 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
     if chosen.memory.host_bytes and not inputs.hardware.ram_bytes:
         host = chosen.memory.host_bytes * max(1, len(inputs.hardware.gpus)) / GIB
         yield f"{host:.0f} GiB of host memory are needed on each machine; how much a described machine has is unknown"
+    if chosen.memory.nvme_bytes:
+        disk = chosen.memory.nvme_bytes * max(1, len(inputs.hardware.gpus)) / GIB
+        yield f"{disk:.0f} GiB are needed in dist.nvme_path on each machine, at the speed of a PCIe 3.0 drive here"
     if settings.placement in TALKATIVE and inputs.hardware.link is LinkKind.PCIE:
         yield f"{chosen.layout.name} exchanges weights in every step and these GPUs have no NVLink"
     yield from _rate_warning(inputs, settings)

@@ -9,7 +9,7 @@ from sft_play.config.schema import Config, Strategy
 from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import Hardware, LinkKind
 from sft_play.plan.settings import Offload, Placement
-from sft_play.plan.strategy import Layout, all_layouts
+from sft_play.plan.strategy import Layout, layouts
 
 Gpus = str | int | tuple[int, ...] | None
 
@@ -67,10 +67,10 @@ def allowed_layouts(config: Config, placements: Sequence[Placement] = ()) -> tup
         return (Layout(placement=ZERO[dist.zero_level - 1], offload=offload),)
     if isinstance(dist.sharding_factor, int) and dist.sharding_factor > 1:
         return (_with_shards(Layout(placement=Placement.HSDP, offload=offload), config),)
-    left = [layout for layout in all_layouts() if _allowed(layout, config, placements)]
+    left = [one for one in layouts() if _allowed(one, config, placements)]
     if not left:
         raise ConfigError("the keys of dist leave no strategy", where="dist", fix="set dist.strategy alone")
-    return () if len(left) == len(all_layouts()) else tuple(left)
+    return () if len(left) == len(layouts()) else tuple(left)
 
 
 def _with_shards(layout: Layout, config: Config) -> Layout:
@@ -84,6 +84,7 @@ def _allowed(layout: Layout, config: Config, placements: Sequence[Placement]) ->
     return (
         (not placements or placement in placements)
         and dist.cpu_offload in ("none", layout.offload.value)
+        and (dist.nvme_path is None or placement is Placement.ZERO3)
         and (dist.shard_weights is None or dist.shard_weights == (placement in SHARDS_WEIGHTS))
         and (dist.shard_gradients is None or dist.shard_gradients == (placement in SHARDS_GRADIENTS))
         and (dist.sharding_factor != 1 or placement not in SHARDS_WEIGHTS)

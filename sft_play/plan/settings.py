@@ -104,6 +104,8 @@ class Settings:
 
     Attributes:
         micro_batch, seq_len: rows a GPU holds in one forward pass, and their length in tokens.
+        padded: rows differ in length, so that a micro-batch of several is padded to its longest.
+        packed: a micro-batch is one row of its documents, told apart by their positions.
         grad_accum: micro-batches an optimizer step; above 1 the gradients live through every forward pass.
         param_dtype: type in which weights rest; adapters have their own.
         compute_dtype: type of activations and gathered weights.
@@ -116,9 +118,11 @@ class Settings:
         upcast_outer: that preparation also holds embedding and head in fp32 (peft's own; the published runs do not).
         loss_upcast: logits become fp32 before the loss (all of transformers from 4.46 on).
         lora_targets: ends of module names, or `("all-linear",)`.
+        dora: the adapter trains a magnitude for every output beside its direction.
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
         sequence_parallel: the tensor-parallel ranks also share the tokens between their layers.
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
+        nvme: what is offloaded goes on to a fast disk (ZeRO-3).
         prefetch: layers gathered ahead of the one that computes.
         expandable_segments: the allocator grows its blocks (PYTORCH_CUDA_ALLOC_CONF), so that none are wasted.
         eval_micro_batch: 0 where the run does not evaluate; generation needs `max_new_tokens` above 0.
@@ -127,6 +131,8 @@ class Settings:
     method: Method
     micro_batch: int
     seq_len: int
+    padded: bool = False
+    packed: bool = False
     grad_accum: int = 1
     param_dtype: Dtype = Dtype.BF16
     compute_dtype: Dtype = Dtype.BF16
@@ -139,6 +145,7 @@ class Settings:
     loss_upcast: bool = True
     lora_r: int = 16
     lora_targets: tuple[str, ...] = ("all-linear",)
+    dora: bool = False
     optimizer: Optimizer = Optimizer.ADAMW
     state_dtype: Dtype | None = None
     foreach: bool = False
@@ -156,6 +163,7 @@ class Settings:
     sharding_factor: int | None = None
     fsdp2: bool = False
     offload: Offload = Offload.NONE
+    nvme: bool = False
     prefetch: int = 0
     expandable_segments: bool = False
     eval_micro_batch: int = 0

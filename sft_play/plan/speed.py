@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sft_play.facts.hardware import PCIE_BYTES_PER_SECOND, Gpu, Hardware, LinkKind
+from sft_play.facts.hardware import Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import rates, state
-from sft_play.plan.activations import stream_bytes
+from sft_play.plan.activations import autocasts_weights, inside_bytes, masked_positions, stream_bytes
+from sft_play.plan.dora import output_traffic, weight_norm_seconds
+from sft_play.plan.kernels import LOSS_COSTS
+from sft_play.plan.links import exposed_seconds, host_link, tensor_parallel_ranks
+from sft_play.plan.nvme import nvme_seconds
 from sft_play.plan.settings import (
     Attention,
     Checkpointing,
@@ -19,10 +23,9 @@ from sft_play.plan.settings import (
     Method,
     Offload,
     Optimizer,
-    Placement,
     Settings,
 )
-from sft_play.plan.sharding import divisors, shards_weights
+from sft_play.plan.sharding import divisors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ def estimate_speed(facts: ModelFacts, settings: Settings, hardware: Hardware) ->
     compute = sum(parts.values())
     parts["communication not hidden"] = exposed_seconds(facts, settings, hardware, compute)
     parts["optimizer step"] = optimizer_seconds(facts, settings, gpu)
+    parts["NVMe"] = nvme_seconds(facts, settings, hardware)
     seconds = sum(parts.values())
     tokens = settings.tokens * settings.grad_accum * settings.data_parallel
     flops = model_flops_per_token(facts, settings)
@@ -114,14 +118,15 @@ def efficiency_of(gpu: Gpu) -> rates.Efficiency:
 
 def _step_parts(facts: ModelFacts, settings: Settings, gpu: Gpu) -> dict[str, float]:
     """Seconds of all micro-batches of a step on one GPU, by cause, without communication."""
-    split = settings.tensor_parallel * (settings.gpus if settings.placement is Placement.TP else 1)
+    split = tensor_parallel_ranks(settings)
     share = settings.tokens * settings.grad_accum / split
     compute = {
-        "matrix products": share * matmul_seconds(facts, settings, gpu),
+        "matrix products": share * (matmul_seconds(facts, settings, gpu) + _whole_head_seconds(facts, settings, gpu)),
         "attention": share * attention_seconds(facts, settings, gpu),
         "pointwise kernels": share * pointwise_seconds(facts, settings, gpu),
         "adapters": share * adapter_seconds(facts, settings, gpu),
         "dequantisation": settings.grad_accum * dequantise_seconds(facts, settings, gpu),
+        "weight norms": settings.grad_accum * weight_norm_seconds(facts, settings, gpu, efficiency_of(gpu)),
     }
     return {**compute, "launches": launch_seconds(facts, settings, sum(compute.values()))}
 
@@ -141,6 +146,18 @@ def matmul_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     return seconds + _fp32_head_seconds(facts, settings, gpu)
 
 
+def _whole_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
+    """What the head costs more, times the ranks that share the rest, where a loss gathers it whole on each of them.
+
+    Source: trl's chunked loss (trainer/utils.py, 1.16), which takes `full_tensor` of a head split by tensor parallel.
+    """
+    ranks = tensor_parallel_ranks(settings)
+    if not LOSS_COSTS[settings.kernels, settings.loss].head_sums:
+        return 0.0
+    flops = (4 if settings.trains_adapter else 6) * facts.hidden_size * facts.vocab_size
+    return (ranks - 1) * flops / (gpu.flops * efficiency_of(gpu).matmul)
+
+
 def _fp32_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     """Seconds a token that the output head costs more where QLoRA preparation made the hidden states fp32."""
     if not settings.upcast or stream_bytes(facts, settings) == 2:
@@ -150,11 +167,19 @@ def _fp32_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float
 
 
 def attention_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
-    """Seconds a token; eager attention computes the masked half too and moves its scores through memory."""
+    """Seconds a token; eager attention computes the masked half too and moves its scores through memory.
+
+    So does torch's own kernel where it is given a mask: only its causal form leaves tiles out. Of a packed micro-batch
+    that is the square over all its documents.
+    """
     flops = attention_flops(facts, settings)
     if settings.checkpointing is Checkpointing.FULL:
         flops *= 4 / 3
     efficiency = efficiency_of(gpu)
+    if settings.packed and masked_positions(facts, settings):
+        flops *= settings.micro_batch
+    if settings.attention is Attention.SDPA and masked_positions(facts, settings):
+        flops *= 2
     if settings.attention is not Attention.EAGER:
         return flops / (gpu.flops * efficiency.attention)
     moved = facts.num_layers * facts.num_heads * settings.seq_len * 30.0
@@ -162,12 +187,17 @@ def attention_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
 
 
 def pointwise_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
-    """Seconds a token of norms, rotary embedding, activation, residual and loss: bytes over bandwidth."""
+    """Seconds a token of norms, rotary embedding, activation, residual and loss: bytes over bandwidth.
+
+    Under autocast the residual stream of fp32 weights is fp32, and the MLP's inner width 16-bit (`inside_bytes`).
+    """
     factor = rates.POINTWISE[settings.kernels]
     if settings.compile:
         factor = min(factor, rates.COMPILED_POINTWISE)
     experts = max(1, facts.active_experts)
-    layer = stream_bytes(facts, settings) * (4 * facts.hidden_size + 3 * facts.intermediate_size * experts)
+    stream = stream_bytes(facts, settings)
+    inside = inside_bytes(facts, settings) if autocasts_weights(settings) else stream
+    layer = stream * 4 * facts.hidden_size + inside * 3 * facts.intermediate_size * experts
     traffic = rates.LOGIT_TRAFFIC[settings.kernels]
     if settings.loss is not Loss.FULL or settings.compile:
         traffic = rates.LOGIT_TRAFFIC[Kernels.LIGER]
@@ -179,7 +209,7 @@ def adapter_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     """Seconds a token of adapters: passes over every adapted matrix' input and output."""
     widths = sum(one.active * (one.in_features + one.out_features) for one in state.adapted_linears(facts, settings))
     traffic = rates.ADAPTER_TRAFFIC * settings.adapter_dtype.bytes / 4 / (2 if settings.compile else 1)
-    moved = traffic * (_passes(settings) - 1) * widths
+    moved = traffic * (_passes(settings) - 1) * widths + output_traffic(facts, settings) * _passes(settings)
     return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
 
 
@@ -207,60 +237,8 @@ def optimizer_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     seconds = trained * traffic / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
     host = state.optimizer_host_bytes(facts, settings) / divisors(settings).optimizer
     if host:
-        seconds += 2 * host / _host_link(gpu) * (1 - rates.OVERLAP if settings.optimizer_in_backward else 1)
+        seconds += 2 * host / host_link(gpu) * (1 - rates.OVERLAP if settings.optimizer_in_backward else 1)
     if settings.offload is Offload.PARAMS:
         weights = state.decoder_weight_bytes(facts, settings) / divisors(settings).weights
-        seconds += 3 * settings.grad_accum * weights / _host_link(gpu)
+        seconds += 3 * settings.grad_accum * weights / host_link(gpu)
     return seconds
-
-
-def exposed_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware, compute: float) -> float:
-    """Communication of a step that computation does not hide."""
-    total = communication_seconds(facts, settings, hardware)
-    first_version = settings.placement in {Placement.FSDP, Placement.HSDP} and not settings.fsdp2
-    overlap = rates.OVERLAP_FSDP1 if first_version else rates.OVERLAP
-    hooks = rates.FSDP1_SECONDS_A_LAYER * facts.num_layers * settings.grad_accum if first_version else 0.0
-    return total - min(overlap * total, compute) + hooks
-
-
-def communication_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware) -> float:
-    """Seconds on the links in one step: ring collectives move (n - 1) / n of the bytes a GPU holds or sends.
-
-    DDP and ZeRO-1/2 reduce gradients (twice the bytes); FSDP and ZeRO-3 gather weights for forward and backward in
-    every micro-batch and scatter gradients; tensor parallel reduces four activations a layer (Shoeybi et al. 2019).
-    """
-    tp = settings.tensor_parallel if settings.placement is not Placement.TP else settings.gpus
-    seconds = 0.0
-    if tp > 1:
-        moved = 4 * 2 * settings.tokens * facts.hidden_size * 2 * facts.num_layers * (tp - 1) / tp
-        seconds += settings.grad_accum * moved / _link(hardware, within=True)
-    n = settings.data_parallel
-    if n < 2:
-        return seconds
-    trained = state.trained_parameters(facts, settings) * settings.compute_dtype.bytes
-    link = _link(hardware, within=n * tp <= len(hardware.gpus))
-    ring = (n - 1) / n / link
-    if not shards_weights(settings):
-        return seconds + 2 * trained * ring
-    weights = _gathered_weight_bytes(facts, settings)
-    return seconds + settings.grad_accum * (2 * weights + trained) / tp * ring
-
-
-def _gathered_weight_bytes(facts: ModelFacts, settings: Settings) -> float:
-    if settings.method is Method.QLORA:
-        return state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
-    return float(facts.parameters * settings.compute_dtype.bytes)
-
-
-def _link(hardware: Hardware, *, within: bool) -> float:
-    """Bytes a second and GPU that a ring reaches; across machines all their network ports carry it together."""
-    kind = "nvlink" if hardware.link is LinkKind.NVLINK else "pcie"
-    inside = (hardware.link_bytes_per_second or 12e9) * rates.RING_EFFICIENCY[kind]
-    if within or hardware.nodes == 1:
-        return inside
-    ports = hardware.network_bytes_per_second * max(1, len(hardware.gpus))
-    return min(inside, ports * rates.RING_EFFICIENCY["network"])
-
-
-def _host_link(gpu: Gpu) -> float:
-    return PCIE_BYTES_PER_SECOND.get(gpu.pcie_generation, 24e9)

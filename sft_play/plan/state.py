@@ -50,9 +50,10 @@ def adapted_linears(facts: ModelFacts, settings: Settings) -> tuple[Linear, ...]
 
 
 def adapter_parameters(facts: ModelFacts, settings: Settings) -> int:
-    """r x (in + out) for every adapted matrix (Hu et al. 2021, "LoRA")."""
+    """r x (in + out) for every adapted matrix (Hu et al. 2021, "LoRA"), and one magnitude an output under DoRA."""
     return sum(
-        one.count * settings.lora_r * (one.in_features + one.out_features) for one in adapted_linears(facts, settings)
+        one.count * (settings.lora_r * (one.in_features + one.out_features) + settings.dora * one.out_features)
+        for one in adapted_linears(facts, settings)
     )
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sft_play.facts.data import SplitFacts
 from sft_play.facts.hardware import GIB, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.batch import Batch, allowed_batches, choose_batch
+from sft_play.plan.lengths import speed_on_rows
 from sft_play.plan.memory import Estimate, estimate
 from sft_play.plan.settings import Dtype, Method, Offload, Placement, Settings
-from sft_play.plan.speed import Speed, estimate_speed
+from sft_play.plan.speed import Speed
 
 # Share of a GPU's memory that a plan leaves free: the memory model's error, and what else a desktop card shows.
 HEADROOM = 0.05
-# Strategies nearer than this are equally fast; the simpler one, earlier in ORDER, is taken.
+# Strategies nearer than this to the fastest are as fast as it; the simplest of them, first in ORDER, is taken.
 TIE = 0.02
 ORDER = (
     Placement.SINGLE, Placement.DDP, Placement.ZERO1, Placement.ZERO2, Placement.FSDP, Placement.ZERO3,
@@ -75,11 +77,16 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
-    """What the config fixes of the batch; None stands for `auto`."""
+    """What the config fixes of the batch; None stands for `auto`.
+
+    Attributes:
+        rows: the rows that fill it, for speed; None where they are unknown: all are then `seq_len` long.
+    """
 
     micro_batch: int | None = None
     grad_accum: int | None = None
     global_batch: int | None = None
+    rows: SplitFacts | None = None
 
 
 def choose_strategy(
@@ -95,17 +102,16 @@ def choose_strategy(
     Args:
         variants: the run's settings, at least one, such as without and with checkpointing; each layout takes the
             one that suits it. Placement, batch and offload are replaced.
-        only: layouts to consider; all legal ones by default.
+        only: layouts to consider, legal or not where none of them is; all legal ones by default.
 
     Raises:
         ConfigError: the fixed batch values contradict each other under every layout.
     """
     base = variants[0]
-    considered = only or all_layouts()
     # What the config names runs wherever it can; what is merely offered must also be worth it.
     refusal = why_impossible if len(only) == 1 else why_illegal
-    illegal = {layout.name: why for layout in considered if (why := refusal(facts, base, hardware, layout))}
-    wanted = [layout for layout in considered if layout.name not in illegal]
+    illegal = {layout.name: why for layout in layouts() if (why := refusal(facts, base, hardware, layout))}
+    wanted = [layout for layout in only or layouts() if layout.name not in illegal] or only
     found = tuple(
         _better([evaluate_layout(facts, one, hardware, request, layout) for one in variants]) for layout in wanted
     )
@@ -195,6 +201,7 @@ def settings_for(base: Settings, hardware: Hardware, layout: Layout, batch: Batc
         "placement": layout.placement,
         "offload": layout.offload,
         "gpus": hardware.world_size,
+        "nvme": base.nvme and layout.placement is Placement.ZERO3 and layout.offload is not Offload.NONE,
         "sharding_factor": hybrid_shards(hardware, layout) if layout.placement is Placement.HSDP else None,
     }
     if batch:
@@ -220,7 +227,7 @@ def evaluate_layout(
         return fits_memory(estimate(facts, settings_for(base, hardware, layout, batch)), hardware)
 
     def speed(batch: Batch) -> float:
-        found = estimate_speed(facts, settings_for(base, hardware, layout, batch), hardware)
+        found = speed_on_rows(facts, settings_for(base, hardware, layout, batch), hardware, request.rows)
         return found.tokens_per_second if found else 0.0
 
     taken = choose_batch(options, fits=fits, speed=speed)
@@ -231,7 +238,7 @@ def evaluate_layout(
         settings=settings,
         batch=batch,
         memory=estimate(facts, settings),
-        speed=estimate_speed(facts, settings, hardware),
+        speed=speed_on_rows(facts, settings, hardware, request.rows),
         fits=taken is not None,
     )
 
@@ -246,7 +253,7 @@ def fits_memory(memory: Estimate, hardware: Hardware) -> bool:
     return not hardware.ram_bytes or host <= (1 - HEADROOM) * hardware.ram_bytes
 
 
-def all_layouts() -> tuple[Layout, ...]:
+def layouts() -> tuple[Layout, ...]:
     """All layouts, the simplest first; offload after everything that stays on the GPU."""
     return (
         *(Layout(placement=placement) for placement in ORDER),
@@ -258,12 +265,18 @@ def all_layouts() -> tuple[Layout, ...]:
 
 
 def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
+    """The simplest of all that are within TIE of the best, whatever order they come in.
+
+    Every candidate is compared with the best one and with no other, so that ties need not be transitive.
+    """
     # Offloading is for what fits in no other way: its speed hangs on a host that the plan knows little of.
     fitting = [one for one in fitting if one.layout.offload is Offload.NONE] or list(fitting)
     if not fitting:
         return None
     best = max(one.tokens_per_second for one in fitting)
-    return next(one for one in fitting if one.tokens_per_second >= best * (1 - TIE))
+    near = [one for one in fitting if one.tokens_per_second >= best * (1 - TIE)]
+    simplest = {layout: place for place, layout in enumerate(layouts())}
+    return min(near, key=lambda one: simplest.get(one.layout, len(simplest)))
 
 
 def _reason(one: Candidate, chosen: Candidate | None, hardware: Hardware) -> str:

@@ -49,4 +49,6 @@ def write_exit(run: RunDir, code: int, lines: list[str], rank: int = 0) -> None:
 def read_exits(run: RunDir) -> list[dict[str, Any]]:
     """The outcomes that ranks left, the first to end first: its error is the cause of what came after."""
     files = run.launch.glob("exit-*.json")
-    return sorted((json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one.get("time", 0.0))
+    return sorted(
+        (json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one.get("time", 0.0)
+    )

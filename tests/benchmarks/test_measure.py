@@ -6,6 +6,7 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402
-from cases import CPU_CASES, GPU_CASES, Case, case_named, chosen_cases  # noqa: E402
+from cases import CPU_CASES, GPU_CASES, WIDE_CASES, Case, case_named, chosen_cases  # noqa: E402
 from plan_accuracy import predict, read_predictions  # noqa: E402
 from table import read_rows, read_run  # noqa: E402
 
@@ -94,7 +95,7 @@ def read_rows_header() -> list[str]:
 
 
 def test_names_are_unique_and_found_again() -> None:
-    every = (*CPU_CASES, *GPU_CASES)
+    every = (*CPU_CASES, *GPU_CASES, *WIDE_CASES)
     assert len({case.name for case in every}) == len(every)
     assert all(case_named(case.name) is case for case in every)
     assert {case.name for case in chosen_cases(on_gpu=True, pattern="32b-qlora")} == {
@@ -135,6 +136,68 @@ def test_out_of_memory_is_told_by_the_process_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(trial, "measure", no_memory)
     assert trial.main("tiny-full-2x128-plain", 3, tmp_path / "result.json") == 0
     assert "oom" in (tmp_path / "result.json").read_text()
+    assert trial.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert not trial.is_out_of_memory(RuntimeError("expected scalar type Float"))
+    assert not trial.is_out_of_memory(ValueError("out of memory of things to say"))
+
+
+def test_a_list_ends_in_time_and_goes_on_where_it_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(measure, "probe_device", lambda: parse_hardware("cpu"))
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(clock)))
+    limits = []
+
+    def run_case(case: Case, hardware: Any, *, steps: int, limit_seconds: float) -> measure.Result:
+        limits.append(limit_seconds)
+        return ended(case, outcome="failed", error="no")
+
+    monkeypatch.setattr(measure, "run_case", run_case)
+    words = ["--out", str(tmp_path / "runs.csv"), "--cases", "full,qlora", "--resume"]
+    assert measure.main([*words, "--total", "250", "--limit", "120"]) == 0
+    said = capsys.readouterr().out
+    assert limits == [120, 50]
+    assert "2 left: tiny-qlora-2x128-plain, tiny-qlora-2x128-ckpt" in said
+    assert said.startswith("4 cases")
+    assert measure.main(words) == 0
+    assert capsys.readouterr().out.startswith("2 cases")
+    assert len(read_rows(tmp_path / "runs.csv")) == 4
+
+
+def test_killing_the_measuring_kills_its_case(tmp_path: Path) -> None:
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "benchmarks" / "measure.py"), "--out", str(tmp_path / "a.csv")]
+    running = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert "cases on" in running.stdout.readline()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    deadline = time.monotonic() + 60
+    while not children.read_text().split() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (child,) = children.read_text().split()
+    running.terminate()
+    assert running.wait(30) == 128 + 15
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "name", "gib", "flops"),
+    [
+        (f"NVIDIA H200\t{int(139.7 * GIB)}\t9\t0", "NVIDIA H200", 139.7, 989e12),
+        (f"NVIDIA Future 9000\t{48 * GIB}\t13\t0", "NVIDIA Future 9000", 48, 0),
+    ],
+)
+def test_a_gpu_that_only_torch_sees(
+    monkeypatch: pytest.MonkeyPatch, told: str, name: str, gib: float, flops: float
+) -> None:
+    monkeypatch.setattr(measure, "probe_hardware", lambda: parse_hardware("cpu"))
+    (gpu,) = measure.probe_device(lambda: told).gpus
+    assert (gpu.name, gpu.flops, gpu.bf16) == (name, flops, True)
+    assert gpu.memory_bytes / GIB == pytest.approx(gib, abs=0.5)
+    assert measure.probe_device(lambda: "").gpus == ()
 
 
 def test_a_table_of_other_columns_is_left_alone(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sft_play.cli.gpu_info import main
 from tests.cli.fake_gpus import SECOND, TwoGpus, cpu_seconds, install
+from tests.facts.fake_amd import TWO_MI300X, install_amd_smi
 from tests.facts.test_probe import RTX, FakeNvml
 from tests.tiny import ROOT
 
@@ -96,6 +98,24 @@ def test_no_gpu_is_said_with_what_that_leaves_unknown(
     assert told["ram"]["total_bytes"] >= told["ram"]["free_bytes"] > 0
     assert told["disk"]["free_bytes"] > 0
     assert told["versions"]["torch"]
+
+
+def test_amds_cards_are_shown_in_their_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    install(monkeypatch, FakeNvml(broken=True))
+    shown = show(capsys, **install_amd_smi(tmp_path, TWO_MI300X))
+    assert shown.startswith("Number of GPUs: 2\n")
+    for words in (
+        "GPU 0: AMD Instinct MI300X, 191.5 GiB, 20.0 in use",
+        "compute capability 9.4, bf16 yes, fp8 yes",
+        "PCIe 5.0 x16, 0000:05:00.0, xGMI unknown",
+        "xGMI by the catalog, about 448 GB/s each way per GPU",
+        "amdgpu 6.12.12",
+        "torch's ROCm build",
+    ):
+        assert words in shown
+    assert "NVML" not in shown
 
 
 def test_the_real_machine_answers_in_half_a_second_without_torch() -> None:

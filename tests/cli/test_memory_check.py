@@ -12,6 +12,7 @@ from sft_play.cli.memory_check import main
 from sft_play.errors import SftPlayError
 from sft_play.facts.hardware import GIB
 from tests.cli.fake_gpus import FIRST, SECOND, TwoGpus, cpu_seconds, install
+from tests.facts.fake_amd import TWO_MI300X, install_amd_smi
 from tests.facts.test_probe import FakeNvml
 from tests.tiny import ROOT
 
@@ -118,3 +119,13 @@ def test_the_real_machine_answers_in_half_a_second_without_torch(config: str) ->
         assert done.returncode in (0, 4), done.stderr
         assert "verdict: " in done.stdout
     assert min(seconds) < 0.5, seconds
+
+
+def test_amds_cards_and_a_verdict_for_them(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    install(monkeypatch, FakeNvml(broken=True))
+    shown = check(capsys, 0, CONFIG=config, **install_amd_smi(tmp_path / "bin", TWO_MI300X))
+    assert "GPU 0   AMD Instinct MI300X, 191.5 GiB: 20.0 in use, 171.5 free" in shown
+    assert "pid 77 (python3), 1.0 GiB" in shown
+    assert "verdict: fits now, " in shown

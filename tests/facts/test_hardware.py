@@ -74,3 +74,17 @@ def test_turing_and_volta_have_no_bf16_and_hopper_has_fp8() -> None:
     assert not parse_hardware("1xV100-16").gpus[0].bf16
     assert parse_hardware("1xRTX4090").gpus[0].fp8
     assert not parse_hardware("1xA100").gpus[0].fp8
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("2x4090", "RTX4090"), ("2x8x3090", "RTX3090"), ("4060ti-16", "RTX4060Ti-16")]
+)
+def test_geforce_cards_are_called_by_their_digits_too(text: str, name: str) -> None:
+    assert parse_hardware(text).gpus[0].name == name
+
+
+@pytest.mark.parametrize(("text", "said"), [("3xFOO", "known are T4, "), ("1xH20O", "did you mean H200?")])
+def test_a_card_that_is_not_known(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match="no card called") as caught:
+        parse_hardware(text)
+    assert said in caught.value.line()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError, EnvironmentProblem
-from sft_play.facts.hardware import parse_hardware
+from sft_play.facts.hardware import GIB, parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.plan.build import PlanInputs, make_plan
 from sft_play.plan.precision import choose_autocast, choose_dtype
@@ -129,6 +131,14 @@ def test_the_proposed_setting_really_fits() -> None:
         "1xRTX4090", "meta-llama/Meta-Llama-3-8B", train={"batch_size": rows, "gradient_checkpointing": True}
     )
     assert make_plan(again).micro_batch == rows
+
+
+def test_what_would_fit_is_said_in_memory_where_there_is_no_gpu() -> None:
+    made = inputs("cpu", train={"batch_size": 64})
+    made = replace(made, hardware=replace(made.hardware, ram_bytes=16 * GIB))
+    with pytest.raises(ConfigError) as refused:
+        make_plan(made)
+    assert re.search(r"fits \(single, \d+\.\d GiB of memory\)", refused.value.fix)
 
 
 def test_a_forced_layout_is_the_only_one() -> None:

@@ -14,9 +14,20 @@ from sft_play.facts.hardware import GIB
 from sft_play.facts.model import catalog, read_model_facts
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import state
-from sft_play.plan.activations import stored_bytes
+from sft_play.plan.activations import logits_bytes, stored_bytes
 from sft_play.plan.memory import estimate
-from sft_play.plan.settings import Checkpointing, Dtype, Kernels, Loss, Offload, Optimizer, Placement, Settings
+from sft_play.plan.settings import (
+    Attention,
+    Checkpointing,
+    Dtype,
+    Kernels,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    Placement,
+    Settings,
+)
 from sft_play.plan.sharding import divisors
 from sft_play.plan.terms import Phase, total_bytes
 from tests.plan.conftest import run
@@ -118,6 +129,20 @@ def test_what_saves_memory_does(mistral: ModelFacts, smaller: dict[str, Any], la
     assert few.allocated_bytes < many.allocated_bytes
 
 
+@pytest.mark.parametrize(
+    ("placement", "weight_bytes"),
+    [(Placement.FSDP, 2), (Placement.ZERO3, 2), (Placement.TP, 0), (Placement.DDP, 0)],
+)
+def test_the_chunked_loss_sums_the_gradient_of_a_whole_head_on_every_gpu(
+    llama8b: ModelFacts, placement: Placement, weight_bytes: int
+) -> None:
+    """fp32 sums, and a copy where the gathered weight is 16-bit; an adapter leaves the head alone."""
+    one = run("full", kernels=Kernels.HF, loss=Loss.CHUNKED, placement=placement, gpus=8, param_dtype=Dtype.FP32)
+    frozen = replace(one, method=Method.LORA)
+    head = logits_bytes(llama8b, one) - logits_bytes(llama8b, frozen)
+    assert head == pytest.approx(128256 * 4096 * (4 + weight_bytes))
+
+
 def test_pefts_preparation_doubles_embedding_and_head(llama8b: ModelFacts) -> None:
     plain, upcast = run("qlora"), run("qlora", upcast=True, upcast_outer=True)
     more = state.outer_weight_bytes(llama8b, upcast) - state.outer_weight_bytes(llama8b, plain)
@@ -210,3 +235,29 @@ def test_memory_grows_with_the_model() -> None:
     for method in ("full", "lora", "qlora"):
         needs = [estimate(read_model_facts(name), run(method)).allocated_bytes for name in names]
         assert all(a < b for a, b in pairwise(needs))
+
+
+def test_zero3_loads_a_4_bit_model_whole_on_every_gpu(mistral: ModelFacts) -> None:
+    sharded = run("qlora", placement=Placement.ZERO3, gpus=8)
+    alone = estimate(mistral, run("qlora")).phase_bytes(Phase.LOAD)
+    assert estimate(mistral, sharded).phase_bytes(Phase.LOAD) == alone
+    for other in (replace(sharded, placement=Placement.FSDP), replace(sharded, method=Method.LORA)):
+        eight = estimate(mistral, replace(other, placement=Placement.DDP)).phase_bytes(Phase.LOAD) / 8
+        assert estimate(mistral, other).phase_bytes(Phase.LOAD) == pytest.approx(eight)
+
+
+def masks(facts: ModelFacts, one: Settings) -> int:
+    parts = estimate(facts, one).phases[Phase.FORWARD_BACKWARD]
+    return sum(part.bytes for part in parts if part.name == "attention masks")
+
+
+def test_only_padded_rows_under_torchs_own_attention_need_a_mask(llama8b: ModelFacts, mistral: ModelFacts) -> None:
+    one = run("lora", attention=Attention.SDPA, padded=True, micro_batch=4, loss=Loss.FUSED)
+    pairs = 4 * 4096**2
+    assert masks(llama8b, one) == pairs * (1 + 2)
+    assert masks(llama8b, replace(one, checkpointing=Checkpointing.NONE)) == pairs * (1 + 32 * 2)
+    assert masks(llama8b, replace(one, packed=True)) == 4 * pairs * (1 + 2)
+    for without in ({"padded": False}, {"micro_batch": 1}, {"attention": Attention.FLASH}):
+        assert masks(llama8b, replace(one, **without)) == 0  # type: ignore[arg-type]
+    assert masks(mistral, replace(one, padded=False)) == pairs * (2 + 2)  # its window is 4,096
+    assert masks(llama8b, replace(one, attention=Attention.EAGER, padded=False)) == pairs * 2

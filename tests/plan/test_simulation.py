@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import dora
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
@@ -25,7 +26,7 @@ from sft_play.facts.model import catalog, facts_from_config
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.activations import autocast_bytes, stored_bytes
 from sft_play.plan.memory import estimate, resting_terms
-from sft_play.plan.settings import Checkpointing, Dtype, Loss, Method, Settings
+from sft_play.plan.settings import Attention, Checkpointing, Dtype, Loss, Method, Settings
 from sft_play.plan.terms import Phase, total_bytes
 
 DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP32: torch.float32}
@@ -106,7 +107,10 @@ def build(config: dict[str, Any], settings: Settings) -> torch.nn.Module:
         model = base
         if settings.trains_adapter:
             model = get_peft_model(
-                base, LoraConfig(task_type="CAUSAL_LM", r=settings.lora_r, target_modules="all-linear")
+                base,
+                LoraConfig(
+                    task_type="CAUSAL_LM", r=settings.lora_r, target_modules="all-linear", use_dora=settings.dora
+                ),
             )
             for weight in model.parameters():
                 weight.data = weight.data.float() if weight.requires_grad else weight.data
@@ -158,8 +162,9 @@ def simulate(config: dict[str, Any], settings: Settings, *, fake: bool = True) -
 def _loss(model: torch.nn.Module, ids: torch.Tensor, settings: Settings) -> torch.Tensor:
     mixed = settings.compute_dtype is not Dtype.FP32
     chunked = {"fused_lm_head": True} if settings.loss is Loss.CHUNKED else {}
+    padded = {"attention_mask": torch.ones_like(ids)} if settings.padded else {}
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False, **chunked).loss
+        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False, **chunked, **padded).loss
     return loss
 
 
@@ -255,3 +260,46 @@ def test_longer_and_wider_batches_grow_alike() -> None:
     plan_one, simulated_one = same(config, one)
     plan_two, simulated_two = same(config, two)
     assert plan_two - plan_one == pytest.approx(simulated_two - simulated_one, rel=0.06)
+
+
+@pytest.fixture
+def rows_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads from a padding mask whether there is padding; a fake one has no values to read."""
+    monkeypatch.setattr(masking_utils, "_ignore_causal_mask_sdpa", lambda padding, *args, **named: padding is None)
+
+
+@pytest.mark.usefixtures("rows_differ")
+@pytest.mark.parametrize("checkpointing", [NONE, FULL])
+@pytest.mark.parametrize(("name", "attention"), [(LLAMA, "sdpa"), (GEMMA, "sdpa"), (LLAMA, "eager")])
+def test_padding_costs_a_mask_in_every_call(name: str, attention: str, checkpointing: Checkpointing) -> None:
+    """What padding adds to the peak, in bytes a pair of positions: within 2%; eager attention has its mask anyway."""
+    config = config_of(name, layers=4)
+    one = settings_of("lora", checkpointing=checkpointing, attention=Attention(attention))
+    plan, simulation = same(config, one)
+    padded_plan, padded_simulation = same(config, replace(one, padded=True))
+    pairs = one.micro_batch * one.seq_len**2
+    assert (padded_plan - plan) / pairs == pytest.approx((padded_simulation - simulation) / pairs, rel=0.02, abs=0.02)
+    assert (padded_plan > plan) == (attention == "sdpa")
+
+
+@pytest.fixture
+def magnitudes_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """peft starts a magnitude from the weight's norm, which a tensor on the meta device does not have."""
+
+    def start(self: Any, *, base_layer: Any, lora_A: Any, **others: Any) -> None:
+        outputs = base_layer.weight.shape[0]
+        self.weight = torch.nn.Parameter(torch.empty(outputs, device="meta", dtype=lora_A.dtype))
+
+    monkeypatch.setattr(dora.DoraLinearLayer, "update_layer", start)
+
+
+@pytest.mark.usefixtures("magnitudes_without_data")
+@pytest.mark.parametrize("checkpointing", [NONE, FULL])
+@pytest.mark.parametrize("name", [LLAMA, QWEN2])
+def test_dora_norms_every_merged_weight(name: str, checkpointing: Checkpointing) -> None:
+    """The peak within 6%: the norm of the widest matrix is most of it, and outputs are kept twice."""
+    config = config_of(name, layers=2)
+    one = settings_of("lora", checkpointing=checkpointing, dora=True)
+    plan, simulation = same(config, one)
+    assert plan == pytest.approx(simulation, rel=0.06)
+    assert plan > 1.5 * planned(facts_from_config(config, name="plain"), replace(one, dora=False))

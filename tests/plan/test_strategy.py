@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
 from sft_play.facts.hardware import GIB, parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.plan.settings import Dtype, Loss, Method, Placement, Settings
-from sft_play.plan.strategy import BatchRequest, Choice, Layout, choose_strategy, fits_memory
+from sft_play.plan.strategy import BatchRequest, Candidate, Choice, Layout, _fastest, choose_strategy, fits_memory
 
 
 def choose(model: str, method: str, machine: str, seq_len: int = 2048, **batch: int) -> Choice:
@@ -86,3 +87,32 @@ def test_a_machine_without_gpus_plans_a_single_process() -> None:
     assert [one.layout.placement for one in choice.candidates] == [Placement.SINGLE]
     assert choice.chosen
     assert choice.chosen.speed is None
+
+
+def test_the_choice_does_not_hang_on_the_order_of_the_candidates() -> None:
+    """All four are nearly as fast; whichever comes first, DDP is the simplest."""
+    base = Settings(method=Method.LORA, micro_batch=1, seq_len=2048)
+    facts, machine = read_model_facts("Qwen/Qwen2.5-7B-Instruct"), parse_hardware("2xA100-80")
+    layouts = [Layout(placement=one) for one in (Placement.DDP, Placement.ZERO1, Placement.ZERO3, Placement.FSDP)]
+    for order in permutations(layouts):
+        chosen = choose_strategy(facts, [base], machine, BatchRequest(), only=order).chosen
+        assert chosen
+        assert chosen.layout == layouts[0]
+
+
+def candidate(choice: Choice, placement: Placement, rate: float) -> Candidate:
+    """A candidate of a choice with another layout and speed."""
+    one = choice.candidates[0]
+    assert one.speed
+    speed = replace(one.speed, tokens_per_second=rate)
+    return replace(one, layout=Layout(placement=placement), speed=speed, fits=True)
+
+
+def test_ties_are_with_the_best_and_form_no_chain() -> None:
+    """1.5% apart each: the first is 3% behind the last and so no tie, though each neighbour is one of the next."""
+    choice = choose("Qwen/Qwen2.5-7B-Instruct", "lora", "2xA100-80")
+    rates = {Placement.DDP: 97.0, Placement.ZERO1: 98.5, Placement.ZERO2: 100.0}
+    three = [candidate(choice, placement, rate) for placement, rate in rates.items()]
+    for order in permutations(three):
+        assert (taken := _fastest(order))
+        assert taken.layout.placement is Placement.ZERO1

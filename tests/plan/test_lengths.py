@@ -1,0 +1,96 @@
+"""Rows of different lengths: memory at the longest, speed at what micro-batches are padded to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sft_play.config.schema import Config
+from sft_play.facts.data import DataFacts, SplitFacts, summarise_lengths
+from sft_play.facts.hardware import parse_hardware
+from sft_play.facts.model import read_model_facts
+from sft_play.plan.build import PlanInputs, choose, make_plan
+from sft_play.plan.lengths import expected_longest, mean_length, speed_on_rows
+from sft_play.plan.memory import estimate
+from sft_play.plan.report import run_length
+from sft_play.plan.speed import estimate_speed
+from sft_play.plan.strategy import Candidate
+
+MODEL = "meta-llama/Llama-3.2-1B"
+GPU = parse_hardware("1xA100-80")
+# Nine rows in ten are short; the longest is as long as the config allows.
+LENGTHS = [128] * 900 + [2048] * 100
+
+
+def split_of(lengths: list[int]) -> SplitFacts:
+    percentiles, histogram = summarise_lengths(lengths)
+    return SplitFacts(
+        rows_read=len(lengths), rows_kept=len(lengths), dropped={}, truncated=0, tokens=sum(lengths),
+        loss_tokens=sum(lengths), longest=max(lengths), percentiles=percentiles, histogram=histogram,
+        formats={"messages": len(lengths)}, end_of_turn_share=1.0,
+    )  # fmt: skip
+
+
+def inputs(lengths: list[int] | None, **train: object) -> PlanInputs:
+    values = {"model": {"name": MODEL, "max_seq_len": 4096}, "data": {"train": "t"}, "train": train}
+    data = None
+    if lengths:
+        data = DataFacts(key="k", fingerprint="f", max_seq_len=4096, splits={"train": split_of(lengths)})
+    return PlanInputs(config=Config.model_validate(values), hardware=GPU, facts=read_model_facts(MODEL), data=data)
+
+
+def chosen(made: PlanInputs) -> Candidate:
+    found = choose(made).chosen
+    assert found
+    return found
+
+
+def test_a_micro_batch_is_padded_to_the_longest_of_its_rows() -> None:
+    split = split_of(LENGTHS)
+    assert mean_length(split) == 320
+    assert expected_longest(split, 1) == pytest.approx(320)
+    assert expected_longest(split, 4) == pytest.approx(128 * 0.9**4 + 2048 * (1 - 0.9**4))
+    assert expected_longest(split, 1000) == pytest.approx(2048)
+
+
+def test_memory_is_planned_for_a_micro_batch_of_the_longest_rows() -> None:
+    made = inputs(LENGTHS, batch_size=4)
+    one = chosen(made)
+    assert one.settings.tokens == 4 * 2048
+    assert one.settings.padded
+    all_long = chosen(inputs([2048] * 1000, batch_size=4))
+    assert not all_long.settings.padded
+    assert one.memory == estimate(made.facts, replace(all_long.settings, padded=True, grad_accum=one.batch.grad_accum))
+
+
+def test_speed_counts_the_rows_own_tokens_in_the_time_of_padded_ones() -> None:
+    made = inputs(LENGTHS, batch_size=4)
+    one, split = chosen(made), split_of(LENGTHS)
+    padded = round(expected_longest(split, 4))
+    in_full = estimate_speed(made.facts, replace(one.settings, seq_len=padded), GPU)
+    assert in_full
+    assert one.tokens_per_second == pytest.approx(in_full.tokens_per_second * 320 / padded)
+    assert make_plan(made).predicted["step_seconds"] == pytest.approx(in_full.step_seconds, abs=1e-4)
+    longest = estimate_speed(made.facts, one.settings, GPU)
+    assert longest
+    assert make_plan(made, speed_at_longest=True).predicted["step_seconds"] == round(longest.step_seconds, 4)
+    length = run_length(made, one)
+    assert length.steps == 32
+    assert length.tokens == 32 * 32 * 320
+    assert length.hours == pytest.approx(32 * in_full.step_seconds / 3600)
+
+
+def test_unknown_rows_are_all_as_long_as_the_config_allows() -> None:
+    made = inputs(None)
+    one = chosen(made)
+    assert one.settings.seq_len == 4096
+    assert (
+        one.speed == speed_on_rows(made.facts, one.settings, GPU, None) == estimate_speed(made.facts, one.settings, GPU)
+    )
+
+
+def test_padding_is_part_of_the_choice_of_a_micro_batch() -> None:
+    """Rows of one short length are worth many at a time; a rare long one among them makes that mostly padding."""
+    alike, mixed = chosen(inputs([128] * 1000)), chosen(inputs(LENGTHS))
+    assert alike.batch.micro_batch > mixed.batch.micro_batch
