@@ -19,12 +19,17 @@ MUST_MATCH = (
 )  # fmt: skip
 
 
-def staging_folder(run: RunDir) -> Path:
-    """An empty folder on the target's own disk; what a killed save left there is dropped first."""
+def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
+    """An empty folder on the target's own disk; what a killed save left there is dropped first.
+
+    Args:
+        clear: whether this rank makes it; the others are told where it is.
+    """
     staging = run.checkpoints / ".staging"
-    for left in [staging, *run.checkpoints.glob(".trash-*")]:
-        shutil.rmtree(left, ignore_errors=True)
-    staging.mkdir(parents=True)
+    if clear:
+        for left in [staging, *run.checkpoints.glob(".trash-*")]:
+            shutil.rmtree(left, ignore_errors=True)
+        staging.mkdir(parents=True)
     return staging
 
 

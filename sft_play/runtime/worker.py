@@ -36,6 +36,7 @@ from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
+from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
@@ -53,7 +54,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     print(f"loading {config.model.name} as {plan.dtype} on {devices(plan)}")
     arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
     present_group(plan)
-    model = load_model(config, plan, job.model_path, ranks)
+    model = load_model(config, plan, job.run, job.model_path, ranks)
     if config.tuning.mode is not TuningMode.FULL:
         model = add_adapter(model, config)
     tokenizer = load_tokenizer(
@@ -104,7 +105,7 @@ def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
     if state.global_step < state.max_steps and not stopped_early:
         return False
     trainer.state = state
-    trainer._load_from_checkpoint(str(checkpoint))
+    scatter_weights(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
     print(f"training ended at step {state.global_step}; finishing from its checkpoint")
     return True
 
