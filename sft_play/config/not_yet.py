@@ -70,7 +70,7 @@ _WHOLE_KEYS = (
     "train.generation_temperature", "train.generation_top_p", "train.save_minutes", "dist.zero_level",
     "dist.shard_weights", "dist.shard_gradients", "dist.nvme_path",
     "dist.all_to_all_reduce", "dist.copy_engine_all_gather", "dist.copy_engine_send_recv", "dist.num_nodes", "dist.node_rank", "dist.main_address", "dist.main_port",
-    "dist.deepspeed_config", "dist.prefetch", "run.tensorboard_port",
+    "dist.deepspeed_config", "dist.prefetch", 
 )  # fmt: skip
 
 NOT_YET: tuple[NotYet, ...] = (

@@ -51,8 +51,8 @@ def deepspeed_config(config: Config, plan: Plan) -> dict[str, Any]:
 def precision(config: Config, plan: Plan) -> dict[str, Any]:
     """Which engine-side precision stands for the plan's.
 
-    Full fine-tuning: 16-bit weights with the engine's fp32 master copy, reduced and summed in fp32. Adapters: weights as they are, products
-    under torch's autocast, so that the adapters stay fp32 as they do without the engine.
+    Full fine-tuning: 16-bit weights with the engine's fp32 master copy, reduced and summed in fp32. Adapters: weights
+    as they are and products under torch's autocast, so that the adapters stay fp32 as they do without the engine.
     """
     if plan.autocast == "fp32":
         return {}

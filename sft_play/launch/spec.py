@@ -20,6 +20,7 @@ class LaunchSpec:
     """Everything `execute` does, decided beforehand.
 
     Attributes:
+        node: number of this machine.
         alone: the process is the worker itself; a launcher of several says on its stderr what only the log needs.
     """
 
@@ -27,6 +28,7 @@ class LaunchSpec:
     environment: Mapping[str, str]
     files: Mapping[Path, str]
     alone: bool = True
+    node: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,15 @@ class WorkerInputs:
 WORKER = "sft_play.runtime.worker"
 
 
+def alone(plan: Plan) -> bool:
+    """Whether the worker needs no launcher: one process, and no engine that insists on a group."""
+    return plan.world_size == 1 and not plan.strategy.startswith("zero")
+
+
 def launch_argv(plan: Plan, run: RunDir) -> tuple[str, ...]:
     """The command line: the worker itself for one process, torchrun around it for several."""
     worker = ("-m", WORKER, str(run.run_json))
-    if plan.world_size == 1:
+    if alone(plan):
         return (sys.executable, *worker)
     return (
         sys.executable,
@@ -91,5 +98,6 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs) -
             run.config_yaml: inputs.config_yaml,
             **engine_files(config, plan, run),
         },
-        alone=plan.world_size == 1,
+        alone=alone(plan),
+        node=config.dist.node_rank,
     )

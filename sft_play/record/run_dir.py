@@ -59,9 +59,9 @@ class RunDir:
     def deepspeed_json(self) -> Path:
         return self.launch / "deepspeed.json"
 
-    def exit_json(self, rank: int = 0) -> Path:
-        """Where a rank leaves its outcome."""
-        return self.launch / f"exit-{rank}.json"
+    def node(self, number: int) -> Path:
+        """What belongs to one machine of the run: `launch/` for machine 0, a folder in it for each other one."""
+        return self.launch / f"node-{number}" if number else self.launch
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than 0 would have said."""
@@ -131,8 +131,10 @@ def config_hash(config: Config) -> str:
 
 
 @contextmanager
-def locked(run: RunDir) -> Iterator[int]:
-    """Hold the run's lock; the kernel drops it with the last process that has it open, so a stale one cannot be.
+def locked(run: RunDir, node: int = 0) -> Iterator[int]:
+    """Hold this machine's lock of the run.
+
+    The kernel drops it with the last process that has it open, so a stale one cannot be.
 
     Yields:
         The lock's file descriptor, for the worker to hold too: it may outlive its parent while it saves.
@@ -140,7 +142,8 @@ def locked(run: RunDir) -> Iterator[int]:
     Raises:
         RunLockedError: another process holds it, named by its id.
     """
-    with (run.path / "launch" / "lock").open("a+") as stream:
+    run.node(node).mkdir(parents=True, exist_ok=True)
+    with (run.node(node) / "lock").open("a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -59,7 +59,7 @@ def process_group(job: Job) -> Iterator[Ranks]:
         raise AppliedDiffersError(f"{plan.world_size} processes were planned and {ranks.world_size} were started")
     if plan.device == "cuda":
         torch.cuda.set_device(ranks.local_rank)
-    if ranks.world_size == 1:
+    if ranks.world_size == 1 and not plan.strategy.startswith("zero"):
         yield ranks
         return
     timeout = timedelta(seconds=job.config.dist.timeout_seconds)

@@ -36,6 +36,11 @@ class Job:
     longest_first: bool
     told: dict[str, Any]
 
+    @property
+    def node(self) -> Path:
+        """The folder of what this machine leaves."""
+        return self.run.node(self.config.dist.node_rank)
+
     def dataset(self, split: str) -> Dataset | None:
         """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
         if split not in self.splits:
@@ -60,6 +65,6 @@ def read_job(run_json: Path) -> Job:
         model_path=Path(values["model_path"]),
         splits={name: Path(path) for name, path in values["splits"].items()},
         longest_first=values["longest_first"],
-        told={key: values[key] for key in ("config", "plan", "stamp")},
+        told={key: values[key] for key in ("config", "plan", "stamp", "resume_from")},
         resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
     )
