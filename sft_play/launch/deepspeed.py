@@ -62,7 +62,10 @@ def precision(config: Config, plan: Plan) -> dict[str, Any]:
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
         }
-    return {"torch_autocast": {"enabled": True, "dtype": "bfloat16" if plan.autocast == "bf16" else "float16"}}
+    return {
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16" if plan.autocast == "bf16" else "float16"},
+        plan.autocast: {"enabled": False},  # said, because accelerate would switch it on
+    }
 
 
 def render_deepspeed(config: Config, plan: Plan) -> str:

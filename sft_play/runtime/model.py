@@ -18,13 +18,12 @@ from transformers.distributed import DistributedConfig
 from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import ModelError
 from sft_play.plan.build import Plan
-from sft_play.record.run_dir import RunDir
 from sft_play.runtime.dist import Ranks
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def load_model(config: Config, plan: Plan, run: RunDir, path: Path, ranks: Ranks) -> PreTrainedModel:
+def load_model(config: Config, plan: Plan, path: Path, ranks: Ranks) -> PreTrainedModel:
     """The base model on the plan's device, in the plan's type, 4-bit under `tuning.mode: qlora`.
 
     Raises:
@@ -41,23 +40,11 @@ def load_model(config: Config, plan: Plan, run: RunDir, path: Path, ranks: Ranks
         local_files_only=True,
     )
     keep_layout(model)
-    if plan.strategy == "zero3" and config.tuning.mode is TuningMode.QLORA:
-        partition(model, run.deepspeed_json)
     repair_generation_config(model)
     for kind in ("missing_keys", "mismatched_keys"):
         if found := sorted(str(key) for key in report[kind]):
             raise ModelError(f"{len(found)} {kind.replace('_', ' ')}, first {found[0]}", where=str(path))
     return model
-
-
-def partition(model: PreTrainedModel, deepspeed_json: Path) -> None:
-    """Shard 4-bit weights under ZeRO-3 before the adapters join them.
-
-    They load whole, and the engine would shard them together with the adapters, which it then makes 16-bit.
-    """
-    import deepspeed
-
-    deepspeed.zero.Init(module=model, config_dict_or_path=str(deepspeed_json))
 
 
 def placement(plan: Plan, ranks: Ranks) -> dict[str, Any]:

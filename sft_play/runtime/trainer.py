@@ -184,6 +184,8 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
     """trl's arguments from config and plan. Everything that the stack would decide by itself is set."""
     train = config.train
     evaluation = train.eval_strategy
+    # Adapters under ZeRO are computed under the engine's own autocast; the Trainer's would make them 16-bit.
+    trainer_casts = not (plan.strategy.startswith("zero") and config.tuning.mode is not TuningMode.FULL)
     if evaluation == "auto":
         evaluation = "epoch" if has_validation else "no"
     return SFTConfig(
@@ -194,8 +196,8 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         learning_rate=train.learning_rate,
         num_train_epochs=train.epochs,
         max_steps=train.max_steps or -1,
-        bf16=plan.autocast == "bf16",
-        fp16=plan.autocast == "fp16",
+        bf16=trainer_casts and plan.autocast == "bf16",
+        fp16=trainer_casts and plan.autocast == "fp16",
         tf32=None if train.tf32 == "auto" else train.tf32,
         use_cpu=plan.device == "cpu",
         optim=plan.optimizer,

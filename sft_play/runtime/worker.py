@@ -54,7 +54,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     print(f"loading {config.model.name} as {plan.dtype} on {devices(plan)}")
     arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
     present_group(plan)
-    model = load_model(config, plan, job.run, job.model_path, ranks)
+    model = load_model(config, plan, job.model_path, ranks)
     if config.tuning.mode is not TuningMode.FULL:
         model = add_adapter(model, config)
     tokenizer = load_tokenizer(
