@@ -27,21 +27,36 @@ FREE_TRAIN_KEYS = (
 
 @dataclass(frozen=True)
 class RunDir:
-    """Every place inside one run's folder."""
+    """Every place inside one run's folder.
+
+    Attributes:
+        node: number of this machine. Where several share the folder, each but the first keeps what it was told, its
+            log, its lock and its ranks' outcomes under launch/node-<number>, so that none writes over another's.
+    """
 
     path: Path
+    node: int = 0
+
+    @property
+    def own(self) -> Path:
+        """Where this machine's own files begin."""
+        return self.path / "launch" / f"node-{self.node}" if self.node else self.path
 
     @property
     def run_json(self) -> Path:
-        return self.path / "run.json"
+        return self.own / "run.json"
 
     @property
     def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
+        return self.own / "config.yaml"
 
     @property
     def log(self) -> Path:
-        return self.path / "run.log"
+        return self.own / "run.log"
+
+    @property
+    def attempts(self) -> Path:
+        return self.own / "attempts"
 
     @property
     def record(self) -> Path:
@@ -53,7 +68,16 @@ class RunDir:
 
     @property
     def launch(self) -> Path:
-        return self.path / "launch"
+        return self.own if self.node else self.path / "launch"
+
+    @property
+    def accelerate_yaml(self) -> Path:
+        return self.launch / "accelerate.yaml"
+
+    @property
+    def command_txt(self) -> Path:
+        """The command line that started the processes of this machine."""
+        return self.launch / "command.txt"
 
     @property
     def deepspeed_json(self) -> Path:
@@ -94,7 +118,7 @@ class RunDir:
                 raise EnvironmentProblem(
                     "the folder exists and is no run of sft-play", where=str(self.path), fix="choose another RUN_NAME"
                 )
-            for folder in (self.path, self.path / "launch", self.checkpoints, self.tensorboard, self.path / "attempts"):
+            for folder in (self.path, self.launch, self.checkpoints, self.tensorboard, self.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
             (self.path / MARKER).touch()
         except OSError as error:
@@ -140,7 +164,7 @@ def locked(run: RunDir) -> Iterator[int]:
     Raises:
         RunLockedError: another process holds it, named by its id.
     """
-    with (run.path / "launch" / "lock").open("a+") as stream:
+    with (run.launch / "lock").open("a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
