@@ -118,7 +118,7 @@ def test_every_rule_is_tried_here() -> None:
         "train: {save_strategy: no}",
         "train: {dataloader_num_workers: 2, dataloader_prefetch_factor: 2}",
         "train: {generation_temperature: 1.0, early_stopping_threshold: 0.0, adam_beta1: 0.9, optim: sgd}",
-        "dist: {strategy: zero2, zero_level: 2, cpu_offload: optimizer, deepspeed_config: d.json}",
+        "dist: {strategy: zero2, zero_level: 2, cpu_offload: optimizer}",
         "dist: {strategy: hsdp, sharding_factor: 2, shard_weights: true}",
         "dist: {strategy: fsdp, sharding_factor: all}",
         "dist: {num_nodes: 2, node_rank: 1, main_address: a, main_port: 29500, gpus: all}",

@@ -169,3 +169,53 @@ def test_accelerate_starts_the_processes_that_the_file_names(tmp_path: Path, str
     )
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["0 2 0", "1 2 1"]
+
+
+USERS = """{
+  "train_batch_size": 64, "gradient_clipping": 0.5, "steps_per_print": 10, "bf16": {"enabled": "auto"},
+  "zero_optimization": {
+    "stage": 3, "reduce_bucket_size": 1000000, "stage3_prefetch_bucket_size": "auto",
+    "offload_optimizer": {"device": "cpu", "pin_memory": false, "ratio": 0.5},
+  },
+  "aio": {"block_size": 4096}, // the engine's own
+}
+"""
+
+
+def test_a_users_file_is_filled_and_its_own_words_are_kept(tmp_path: Path) -> None:
+    from sft_play.launch.deepspeed import deepspeed_config
+
+    path = tmp_path / "ds.json"
+    path.write_text(USERS)
+    config = make_config(dist={"deepspeed_config": str(path)}, train={"max_grad_norm": 0.5})
+    filled = deepspeed_config(config, make_plan("zero3", gpus=4, offload="optimizer", global_batch=64))
+    assert filled["zero_optimization"] == {
+        "stage": 3,
+        "reduce_bucket_size": 1000000,
+        "offload_optimizer": {"device": "cpu", "pin_memory": False, "ratio": 0.5},
+    }
+    assert (filled["steps_per_print"], filled["aio"]) == (10, {"block_size": 4096})
+    assert (filled["train_batch_size"], filled["train_micro_batch_size_per_gpu"]) == (64, 4)
+    assert filled["torch_autocast"]["enabled"]
+    assert "bf16" not in filled
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('"train_batch_size": 32', "train_batch_size: 32 in the file, and the plan needs 16"),
+        ('"zero_force_ds_cpu_optimizer": true', "the plan needs false"),
+        ('"torch_autocast": {"dtype": "float16"}', "torch_autocast.dtype: float16 in the file"),
+        ('"fp16": {"initial_scale_power": 8}', "fp16.initial_scale_power has no effect"),
+    ],
+)
+def test_what_the_plan_contradicts_is_refused_at_its_line(tmp_path: Path, text: str, said: str) -> None:
+    from sft_play.errors import ConfigError
+    from sft_play.launch.deepspeed import deepspeed_config
+
+    path = tmp_path / "ds.json"
+    path.write_text(f'{{"zero_optimization": {{"stage": 2}},\n{text}}}')
+    with pytest.raises(ConfigError) as caught:
+        deepspeed_config(make_config(dist={"deepspeed_config": str(path)}), make_plan("zero2"))
+    assert said in caught.value.line()
+    assert caught.value.where == f"{path}:2"
