@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.config.schema import Config
+from sft_play.errors import ConfigError
 from sft_play.launch.accelerate import render_accelerate
 from sft_play.launch.deepspeed import render_deepspeed
 from sft_play.launch.nodes import Meeting, accelerate_options, meeting_of, torchrun_options
@@ -74,6 +75,10 @@ def launch_environment(config: Config, plan: Plan) -> dict[str, str]:
     # Without a GPU deepspeed announces its choice of the CPU on every import; naming it keeps that quiet.
     environment |= {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(plan.device_uuids)
+    if config.dist.copy_engine_all_gather:
+        environment["NCCL_CTA_POLICY"] = "2"  # zero CTAs: collectives in symmetric memory go over the copy engines
+    if config.dist.copy_engine_send_recv:
+        environment["NCCL_P2P_USE_CUDA_MEMCPY"] = "1"
     return environment
 
 
@@ -96,7 +101,13 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs, *
 
     Args:
         restarts: how often processes may be started again after one was lost.
+
+    Raises:
+        ConfigError: the plan is for another number of machines than the config.
     """
+    if plan.nodes != config.dist.num_nodes:
+        what = f"{config.dist.num_nodes} machines are configured and {plan.nodes} planned"
+        raise ConfigError(what, where="dist.num_nodes", fix="plan and train with the same NUM_NODES")
     meeting = meeting_of(config, restarts=restarts)
     run_json = {
         "version": 1,
