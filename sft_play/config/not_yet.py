@@ -61,7 +61,7 @@ def _other_metric(value: Any) -> bool:
 
 
 _WHOLE_KEYS = (
-    "tuning.quantization.storage", "data.packing", "data.streaming", "train.lr_scaling", "train.lr_base_batch",
+    "tuning.quantization.storage", "data.packing", "data.streaming",
     "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
     "train.group_by_length", "train.ddp_find_unused_parameters", "train.ddp_bucket_cap_mb",
     "train.ddp_broadcast_buffers", "train.ddp_static_graph", "train.ddp_timeout", "train.eval_accumulation_steps",

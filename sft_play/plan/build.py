@@ -14,6 +14,7 @@ from sft_play.plan.communication import gloo_warning, why_no_device
 from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
+from sft_play.plan.rate import rate_reason, scaled_learning_rate
 from sft_play.plan.settings import Checkpointing, Placement
 from sft_play.plan.speed import estimate_speed
 from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, layouts, why_impossible
@@ -50,6 +51,7 @@ class Plan:
         sharding_factor: ranks that share one copy of the weights under `hsdp`, else None.
         backend: communication library, `nccl` or `gloo`.
         device: `cuda` or `cpu`; `device_uuids` name this machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
+        learning_rate: the peak, scaled with the global batch where `train.lr_scaling` says so.
         predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
             step_seconds (at rows as they are, where those are known).
     """
@@ -66,6 +68,7 @@ class Plan:
     micro_batch: int
     grad_accum: int
     global_batch: int
+    learning_rate: float
     seq_len: int
     dtype: str
     autocast: str
@@ -146,6 +149,7 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
         micro_batch=settings.micro_batch,
         grad_accum=settings.grad_accum,
         global_batch=settings.global_batch,
+        learning_rate=scaled_learning_rate(config, settings.global_batch),
         seq_len=settings.seq_len,
         dtype=settings.param_dtype.value,
         autocast=settings.compute_dtype.value,
@@ -192,6 +196,7 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
     return (
         f"strategy {candidate.layout.name}: {candidate.reason}",
         f"batch: {candidate.batch.arithmetic()}",
+        rate_reason(config, settings.global_batch),
         f"length {length} tokens: {source}",
         choose_dtype(config, inputs.gpu)[1],
         choose_autocast(config, inputs.gpu)[1],

@@ -30,6 +30,7 @@ def make_plan(strategy: str, *, nodes: int = 1, gpus: int = 2, cpu: bool = False
         "micro_batch": 4,
         "grad_accum": 2,
         "global_batch": 8 * (1 if strategy == "tp" else ranks),
+        "learning_rate": 2e-4,
         "seq_len": 512,
         "dtype": "bf16",
         "autocast": "bf16",
