@@ -93,9 +93,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         only=allowed_layouts(config, command.placements),
     )
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
-    run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config))
+    run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config), node=config.dist.node_rank)
     run.create()
-    with locked(run, config.dist.node_rank) as lock, shown(command, config, run) as ready:
+    with locked(run) as lock, shown(command, config, run) as ready:
         refuse_finished(run, config)
         check_disk(run, config, plan_inputs.facts)
         prepared = prepare_data(config, model.path)

@@ -14,9 +14,9 @@ _SHARDS_GRADIENTS = (*_SHARDS_WEIGHTS, Strategy.ZERO2)
 _CHOSEN = "remove it, or set dist.strategy: auto"
 
 
-def _against(resolved: Resolved, key: str) -> Finding:
-    what = f"{said(resolved, key)} contradicts {said(resolved, 'dist.strategy')}"
-    return Finding(keys=(key, "dist.strategy"), what=what, fix=_CHOSEN)
+def _against(resolved: Resolved, key: str, by: str = "dist.strategy") -> Finding:
+    what = f"{said(resolved, key)} contradicts {said(resolved, by)}"
+    return Finding(keys=(key, by), what=what, fix=_CHOSEN if by == "dist.strategy" else "remove one of them")
 
 
 def zero_level_fits(resolved: Resolved) -> Iterator[Finding]:
@@ -28,13 +28,21 @@ def zero_level_fits(resolved: Resolved) -> Iterator[Finding]:
 
 
 def sharding_fits(resolved: Resolved) -> Iterator[Finding]:
+    """What is sharded follows from the strategy, the ZeRO level or the sharding factor, whichever is set first."""
     dist = resolved.config.dist
-    if dist.strategy is Strategy.AUTO:
+    if dist.strategy is not Strategy.AUTO:
+        by, implied = "dist.strategy", (dist.strategy in _SHARDS_WEIGHTS, dist.strategy in _SHARDS_GRADIENTS)
+    elif dist.zero_level is not None:
+        by, implied = "dist.zero_level", (dist.zero_level == 3, dist.zero_level > 1)
+    elif dist.sharding_factor not in (None, 1):
+        by, implied = "dist.sharding_factor", (True, True)
+    else:
         return
-    if dist.shard_weights is not None and dist.shard_weights != (dist.strategy in _SHARDS_WEIGHTS):
-        yield _against(resolved, "dist.shard_weights")
-    if dist.shard_gradients is not None and dist.shard_gradients != (dist.strategy in _SHARDS_GRADIENTS):
-        yield _against(resolved, "dist.shard_gradients")
+    for key, value, right in zip(
+        ("dist.shard_weights", "dist.shard_gradients"), (dist.shard_weights, dist.shard_gradients), implied, strict=True
+    ):
+        if value is not None and value != right:
+            yield _against(resolved, key, by)
 
 
 def sharding_factor_fits(resolved: Resolved) -> Iterator[Finding]:
@@ -42,6 +50,13 @@ def sharding_factor_fits(resolved: Resolved) -> Iterator[Finding]:
     if dist.strategy is Strategy.HSDP and dist.sharding_factor is None:
         fix = "set dist.sharding_factor to the ranks that share one copy of the weights"
         yield needs(resolved, "dist.strategy", "dist.sharding_factor", "dist.sharding_factor", fix=fix)
+    if dist.strategy is Strategy.AUTO and None not in (dist.zero_level, dist.sharding_factor):
+        level_shards = "all" if dist.zero_level == 3 else 1
+        yield from (
+            ()
+            if dist.sharding_factor == level_shards
+            else (_against(resolved, "dist.sharding_factor", "dist.zero_level"),)
+        )
     if dist.sharding_factor is None or dist.strategy in (Strategy.AUTO, Strategy.HSDP):
         return
     fits = {Strategy.DDP: 1, Strategy.SINGLE: 1, Strategy.FSDP: "all"}
@@ -52,11 +67,14 @@ def sharding_factor_fits(resolved: Resolved) -> Iterator[Finding]:
 def offload_fits(resolved: Resolved) -> Iterator[Finding]:
     dist = resolved.config.dist
     able = {
-        "optimizer": (Strategy.AUTO, Strategy.FSDP, Strategy.HSDP, *_ZERO),
+        "optimizer": (Strategy.AUTO, *_ZERO),
         "params": (Strategy.AUTO, *_SHARDS_WEIGHTS),
         "none": tuple(Strategy),
     }[dist.cpu_offload]
-    if dist.strategy not in able:
+    if dist.cpu_offload == "optimizer" and dist.strategy in (Strategy.FSDP, Strategy.HSDP):
+        what = f"{said(resolved, 'dist.strategy')} moves weights, gradients and optimizer state together"
+        yield Finding(keys=("dist.cpu_offload", "dist.strategy"), what=what, fix="set dist.cpu_offload: params")
+    elif dist.strategy not in able:
         yield _against(resolved, "dist.cpu_offload")
     if dist.cpu_offload == "none":
         yield from ignored(
@@ -102,6 +120,14 @@ def nodes_fit(resolved: Resolved) -> Iterator[Finding]:
         yield needs(resolved, "dist.num_nodes", "a fixed dist.main_port", "dist.main_port", fix=fix)
 
 
+def one_way_of_communication(resolved: Resolved) -> Iterator[Finding]:
+    """FSDP2 has its gather through symmetric memory or a reduction of ours, not both."""
+    if resolved.config.dist.all_to_all_reduce and resolved.config.dist.copy_engine_all_gather:
+        keys = ("dist.copy_engine_all_gather", "dist.all_to_all_reduce")
+        what = f"{said(resolved, keys[0])} and {said(resolved, keys[1])} exclude each other"
+        yield Finding(keys=keys, what=what, fix="keep one of them")
+
+
 def one_timeout(resolved: Resolved) -> Iterator[Finding]:
     old, new = resolved.config.train.ddp_timeout, resolved.config.dist.timeout_seconds
     if old is not None and changed(resolved, "dist.timeout_seconds") and old != new:
@@ -112,5 +138,5 @@ def one_timeout(resolved: Resolved) -> Iterator[Finding]:
 
 DIST_RULES: tuple[Rule, ...] = (
     zero_level_fits, sharding_fits, sharding_factor_fits, offload_fits, deepspeed_file_used, gpus_fit, nodes_fit,
-    one_timeout,
+    one_way_of_communication, one_timeout,
 )  # fmt: skip

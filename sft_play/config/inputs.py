@@ -78,8 +78,9 @@ def passes(variable: str) -> bool:
 
 def foreign_input(variable: str, inputs: Collection[str]) -> UnknownKeyError:
     """The error for an input of another command."""
-    readers = [f"make {command}" for command, names in INPUTS_OF.items() if variable in names]
-    fix = f"{' and '.join(readers)} {'reads' if len(readers) == 1 else 'read'} it; " if readers else ""
+    readers = [command for command, names in INPUTS_OF.items() if variable in names]
+    listed = " and ".join([*([", ".join(readers[:-1])] if readers[1:] else []), *readers[-1:]])
+    fix = f"make {listed} {'reads' if len(readers) == 1 else 'read'} it; " if readers else ""
     return UnknownKeyError("is no input of this command", where=variable, fix=fix + _reads(inputs))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sft_play.config.deepspeed_file import deepspeed_layer
 from sft_play.config.environment import read_environment
 from sft_play.config.keys import KEYS
 from sft_play.config.origin import Layer, Origin, OriginKind, Resolved, Setting, frozen
@@ -54,7 +55,10 @@ def resolve(
     env = read_environment(environ, inputs)
     layers = [*([setup] if setup else []), *read.layers, env.layer]
     merged = merge(layers)
-    draft = _Draft(settings=merged, errors=[*read.errors, *env.errors])
+    engine, engine_errors = deepspeed_layer(merged)
+    layers.append(engine)
+    merged = merge(layers)
+    draft = _Draft(settings=merged, errors=[*read.errors, *env.errors, *engine_errors])
     draft.refuse_secrets()
     config = draft.validate()
     missing = [key for key in KEYS.values() if key.required and key.name not in merged]

@@ -36,10 +36,9 @@ def execute(
     """
     for path, text in spec.files.items():
         write_atomic(path, text)
-    if spec.node == 0:
-        attempt = len(list((run.path / "attempts").glob("*.json"))) + 1
-        write_atomic(run.path / "attempts" / f"{attempt:03d}.json", spec.files[run.run_json])
-    clear_exits(run.node(spec.node))
+    attempt = len(list(run.attempts.glob("*.json"))) + 1
+    write_atomic(run.attempts / f"{attempt:03d}.json", spec.files[run.run_json])
+    clear_exits(run.launch)
     # A session of its own: a Ctrl-C reaches each worker once, through us, and nothing below us outlives the run.
     # Workers start with both signals blocked and take them once they can answer; a launcher never does.
     adopt_orphans()
@@ -66,7 +65,7 @@ def execute(
         end_all(os.getpid(), keep=before)
     if asked.interrupts > 1 and returned == -signal.SIGKILL:
         return int(ExitCode.INTERRUPTED), ["ended at once -> the last checkpoint is whole; the same command goes on"]
-    return _outcome(run, spec.node, returned)
+    return _outcome(run, returned)
 
 
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:
@@ -107,8 +106,8 @@ def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _outcome(run: RunDir, node: int, returned: int) -> tuple[int, list[str]]:
-    exits = read_exits(run.node(node))
+def _outcome(run: RunDir, returned: int) -> tuple[int, list[str]]:
+    exits = read_exits(run.launch)
     if failed := [one for one in exits if one["code"]]:
         return int(failed[0]["code"]), list(failed[0]["lines"])
     if exits and not returned:

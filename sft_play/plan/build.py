@@ -10,12 +10,14 @@ from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import GIB, Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.communication import gloo_warning, why_no_device
 from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
+from sft_play.plan.rate import rate_reason, scaled_learning_rate
 from sft_play.plan.settings import Checkpointing, Placement
 from sft_play.plan.speed import estimate_speed
-from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, why_impossible
+from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, layouts, why_impossible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Plan:
         sharding_factor: ranks that share one copy of the weights under `hsdp`, else None.
         backend: communication library, `nccl` or `gloo`.
         device: `cuda` or `cpu`; `device_uuids` name this machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
+        learning_rate: the peak, scaled with the global batch where `train.lr_scaling` says so.
         predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
             step_seconds (at rows as they are, where those are known).
     """
@@ -65,6 +68,7 @@ class Plan:
     micro_batch: int
     grad_accum: int
     global_batch: int
+    learning_rate: float
     seq_len: int
     dtype: str
     autocast: str
@@ -84,12 +88,29 @@ def choose(inputs: PlanInputs) -> Choice:
     """
     config = inputs.config
     variants = settings_variants(config, inputs.gpu, inputs.data)
+    inputs = replace(inputs, only=able_here(inputs))
     for layout in inputs.only if len(inputs.only) == 1 else ():
         if why := why_impossible(inputs.facts, variants[0], inputs.hardware, layout):
             raise ConfigError(f"{layout.name} {why}", where="dist.strategy", fix="use auto, or change dist.gpus")
     return choose_strategy(
         inputs.facts, variants, inputs.hardware, batch_request(config, inputs.data), only=inputs.only
     )
+
+
+def able_here(inputs: PlanInputs) -> Sequence[Layout]:
+    """The layouts to choose from that this machine can give what the keys of `dist` ask for; empty for all.
+
+    Raises:
+        ConfigError: it can under none of them.
+    """
+    wanted = inputs.only or layouts()
+    refused = {
+        layout: found for layout in wanted if (found := why_no_device(inputs.config, layout, inputs.hardware))[0]
+    }
+    if len(refused) == len(wanted):
+        key, why = next(iter(refused.values()))
+        raise ConfigError(why, where=key, fix=f"remove {key}")
+    return [layout for layout in wanted if layout not in refused] if refused else inputs.only
 
 
 def make_plan(inputs: PlanInputs, *, speed_at_longest: bool = False) -> Plan:
@@ -128,6 +149,7 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
         micro_batch=settings.micro_batch,
         grad_accum=settings.grad_accum,
         global_batch=settings.global_batch,
+        learning_rate=scaled_learning_rate(config, settings.global_batch),
         seq_len=settings.seq_len,
         dtype=settings.param_dtype.value,
         autocast=settings.compute_dtype.value,
@@ -169,16 +191,19 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
     else:
         checkpointing = "everything fits without recomputing"
     length = longest_row(config, inputs.data)
+    slow = gloo_warning(config, inputs.hardware)
     source = "the longest row" if inputs.data else "model.max_seq_len; the data is not prepared yet"
     return (
         f"strategy {candidate.layout.name}: {candidate.reason}",
         f"batch: {candidate.batch.arithmetic()}",
+        rate_reason(config, settings.global_batch),
         f"length {length} tokens: {source}",
         choose_dtype(config, inputs.gpu)[1],
         choose_autocast(config, inputs.gpu)[1],
         f"gradient checkpointing {'on' if on else 'off'}: {checkpointing}",
         "loss in chunks: logits are never held whole",
         f"attention {choose_attention(config, inputs.gpu)}",
+        *([f"warning: {slow}"] if slow else []),
     )
 
 

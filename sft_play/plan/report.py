@@ -13,6 +13,7 @@ from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, plan_of
 from sft_play.plan.derive import settings_variants
 from sft_play.plan.disk import estimate_run_bytes
 from sft_play.plan.lengths import mean_length
+from sft_play.plan.rate import scaled_learning_rate
 from sft_play.plan.settings import Placement, Settings
 from sft_play.plan.strategy import BatchRequest, Candidate, Choice, choose_strategy
 
@@ -169,13 +170,15 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
 def _rate_warning(inputs: PlanInputs, settings: Settings) -> Iterator[str]:
     train, mode = inputs.config.train, inputs.config.tuning.mode
     usual = USUAL_RATE[mode] * math.sqrt(settings.global_batch / USUAL_GLOBAL_BATCH)
+    rate = scaled_learning_rate(inputs.config, settings.global_batch)
+    scaled = "" if train.lr_scaling == "none" else f" (scaled to {rate:.2g})"
     if not train.learning_rate:
         yield "train.learning_rate is 0: nothing will be learned"
-    elif not 1 / RATE_FACTOR <= train.learning_rate / usual <= RATE_FACTOR:
-        side = "high" if train.learning_rate > usual else "low"
+    elif not 1 / RATE_FACTOR <= rate / usual <= RATE_FACTOR:
+        side = "high" if rate > usual else "low"
         yield (
-            f"train.learning_rate {train.learning_rate:g} is {side} for {mode.value} at {settings.global_batch} rows "
-            f"a step; about {usual:.0e} is usual"
+            f"train.learning_rate {train.learning_rate:g}{scaled} is {side} for {mode.value} at "
+            f"{settings.global_batch} rows a step; about {usual:.0e} is usual"
         )
 
 

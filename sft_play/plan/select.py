@@ -8,6 +8,7 @@ from dataclasses import replace
 from sft_play.config.schema import Config, Strategy
 from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import Hardware, LinkKind
+from sft_play.plan.communication import why_no_knob
 from sft_play.plan.settings import Offload, Placement
 from sft_play.plan.strategy import Layout, layouts
 
@@ -62,15 +63,32 @@ def allowed_layouts(config: Config, placements: Sequence[Placement] = ()) -> tup
     dist = config.dist
     offload = Offload(dist.cpu_offload)
     if dist.strategy is not Strategy.AUTO:
-        return (_with_shards(Layout(placement=Placement(dist.strategy.value), offload=offload), config),)
+        return (_forced(Placement(dist.strategy.value), offload, config),)
     if dist.zero_level is not None:
-        return (Layout(placement=ZERO[dist.zero_level - 1], offload=offload),)
+        return (_forced(ZERO[dist.zero_level - 1], offload, config),)
     if isinstance(dist.sharding_factor, int) and dist.sharding_factor > 1:
-        return (_with_shards(Layout(placement=Placement.HSDP, offload=offload), config),)
+        return (_forced(Placement.HSDP, offload, config),)
     left = [one for one in layouts() if _allowed(one, config, placements)]
+    able = [one for one in left if not why_no_knob(config, one)[0]]
     if not left:
         raise ConfigError("the keys of dist leave no strategy", where="dist", fix="set dist.strategy alone")
-    return () if len(left) == len(layouts()) else tuple(left)
+    if not able:
+        key, why = why_no_knob(config, left[-1])
+        raise ConfigError(f"{why}, and no other strategy is left", where=key, fix=f"remove {key}")
+    return () if len(able) == len(layouts()) else tuple(able)
+
+
+def _forced(placement: Placement, offload: Offload, config: Config) -> Layout:
+    """The one layout that the config names.
+
+    Raises:
+        ConfigError: its engine cannot do what another key asks for.
+    """
+    layout = _with_shards(Layout(placement=placement, offload=offload), config)
+    key, why = why_no_knob(config, layout)
+    if key:
+        raise ConfigError(why, where=key, fix=f"remove {key}, or choose another dist.strategy")
+    return layout
 
 
 def _with_shards(layout: Layout, config: Config) -> Layout:
@@ -84,7 +102,6 @@ def _allowed(layout: Layout, config: Config, placements: Sequence[Placement]) ->
     return (
         (not placements or placement in placements)
         and dist.cpu_offload in ("none", layout.offload.value)
-        and (dist.nvme_path is None or placement is Placement.ZERO3)
         and (dist.shard_weights is None or dist.shard_weights == (placement in SHARDS_WEIGHTS))
         and (dist.shard_gradients is None or dist.shard_gradients == (placement in SHARDS_GRADIENTS))
         and (dist.sharding_factor != 1 or placement not in SHARDS_WEIGHTS)

@@ -144,6 +144,8 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
         return "" if ranks == 1 else f"would leave {ranks - 1} of {ranks} {one}s idle".replace("processs", "processes")
     if placement is Placement.LAYER_SPLIT and not hardware.gpus:
         return "needs GPUs"
+    if placement in {Placement.FSDP, Placement.HSDP} and layout.offload is not Offload.NONE and not hardware.gpus:
+        return "needs a GPU: torch offloads from one, and everything is in host memory already"
     if placement in {Placement.ZERO2, Placement.ZERO3} and layout.offload is not Offload.NONE:
         return ""
     if ranks < 2:

@@ -27,21 +27,36 @@ FREE_TRAIN_KEYS = (
 
 @dataclass(frozen=True)
 class RunDir:
-    """Every place inside one run's folder."""
+    """Every place inside one run's folder.
+
+    Attributes:
+        node: number of this machine. Where several share the folder, each but the first keeps what it was told, its
+            log, its lock and its ranks' outcomes under launch/node-<number>, so that none writes over another's.
+    """
 
     path: Path
+    node: int = 0
+
+    @property
+    def own(self) -> Path:
+        """Where this machine's own files begin."""
+        return self.path / "launch" / f"node-{self.node}" if self.node else self.path
 
     @property
     def run_json(self) -> Path:
-        return self.path / "run.json"
+        return self.own / "run.json"
 
     @property
     def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
+        return self.own / "config.yaml"
 
     @property
     def log(self) -> Path:
-        return self.path / "run.log"
+        return self.own / "run.log"
+
+    @property
+    def attempts(self) -> Path:
+        return self.own / "attempts"
 
     @property
     def record(self) -> Path:
@@ -53,15 +68,20 @@ class RunDir:
 
     @property
     def launch(self) -> Path:
-        return self.path / "launch"
+        return self.own if self.node else self.path / "launch"
+
+    @property
+    def accelerate_yaml(self) -> Path:
+        return self.launch / "accelerate.yaml"
+
+    @property
+    def command_txt(self) -> Path:
+        """The command line that started the processes of this machine."""
+        return self.launch / "command.txt"
 
     @property
     def deepspeed_json(self) -> Path:
         return self.launch / "deepspeed.json"
-
-    def node(self, number: int) -> Path:
-        """What belongs to one machine of the run: `launch/` for machine 0, a folder in it for each other one."""
-        return self.launch / f"node-{number}" if number else self.launch
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than 0 would have said."""
@@ -94,9 +114,10 @@ class RunDir:
                 raise EnvironmentProblem(
                     "the folder exists and is no run of sft-play", where=str(self.path), fix="choose another RUN_NAME"
                 )
-            for folder in (self.path, self.path / "launch", self.checkpoints, self.tensorboard, self.path / "attempts"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / MARKER).touch()  # before anything else: another machine may look at this moment
+            for folder in (self.launch, self.checkpoints, self.tensorboard, self.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
-            (self.path / MARKER).touch()
         except OSError as error:
             raise EnvironmentProblem(
                 f"cannot write there ({error.strerror})", where=str(self.path), fix="set run.output_dir elsewhere"
@@ -131,7 +152,7 @@ def config_hash(config: Config) -> str:
 
 
 @contextmanager
-def locked(run: RunDir, node: int = 0) -> Iterator[int]:
+def locked(run: RunDir) -> Iterator[int]:
     """Hold this machine's lock of the run.
 
     The kernel drops it with the last process that has it open, so a stale one cannot be.
@@ -142,8 +163,7 @@ def locked(run: RunDir, node: int = 0) -> Iterator[int]:
     Raises:
         RunLockedError: another process holds it, named by its id.
     """
-    run.node(node).mkdir(parents=True, exist_ok=True)
-    with (run.node(node) / "lock").open("a+") as stream:
+    with (run.launch / "lock").open("a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -36,11 +36,6 @@ class Job:
     longest_first: bool
     told: dict[str, Any]
 
-    @property
-    def node(self) -> Path:
-        """The folder of what this machine leaves."""
-        return self.run.node(self.config.dist.node_rank)
-
     def dataset(self, split: str) -> Dataset | None:
         """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
         if split not in self.splits:
@@ -58,7 +53,7 @@ def read_job(run_json: Path) -> Job:
     """The job of the run whose folder holds `run_json`."""
     values = json.loads(run_json.read_text(encoding="utf-8"))
     return Job(
-        run=RunDir(Path(values["run"])),
+        run=RunDir(Path(values["run"]), node=values["node"]),
         config=Config.model_validate(values["config"]),
         plan=Plan(**values["plan"]),
         stamp=values["stamp"],

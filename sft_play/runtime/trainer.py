@@ -193,7 +193,7 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         per_device_train_batch_size=plan.micro_batch,
         gradient_accumulation_steps=plan.grad_accum,
         per_device_eval_batch_size=plan.micro_batch if train.eval_batch_size == "auto" else train.eval_batch_size,
-        learning_rate=train.learning_rate,
+        learning_rate=plan.learning_rate,
         num_train_epochs=train.epochs,
         max_steps=train.max_steps or -1,
         bf16=trainer_casts and plan.autocast == "bf16",

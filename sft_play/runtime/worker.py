@@ -222,13 +222,13 @@ def main(run_json: Path) -> int:
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself
             if rank == 0:
                 write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
-            write_exit(job.node, exit_code_of(known), known.lines(), rank)
+            write_exit(job.run.launch, exit_code_of(known), known.lines(), rank)
         if job.plan.world_size > 1:
             os._exit(exit_code_of(known))  # the others wait inside a collective; tearing down the group would wait too
         return exit_code_of(known)
     if rank == 0:
         write_record(job.run, {**record, "stamp": job.stamp})
-    write_exit(job.node, 0, [], rank)
+    write_exit(job.run.launch, 0, [], rank)
     return 0
 
 

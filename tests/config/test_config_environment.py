@@ -51,7 +51,6 @@ from sft_play.errors import SeveralErrors
         ("DIST_GPUS", "[2]", (2,)),
         ("NUM_GPUS", "2", 2),
         ("NCCL_TIMEOUT", "60", 60),
-        ("DEEPSPEED_CONFIG", "ds.json", "ds.json"),
         *[("TRAIN_BF16", text, True) for text in ("true", "1", "yes", "on", "TRUE")],
         *[("TRAIN_BF16", text, False) for text in ("false", "0", "no", "off", "Off")],
     ],
@@ -142,7 +141,7 @@ def test_a_command_without_a_config_refuses_what_it_does_not_read() -> None:
     with pytest.raises(SeveralErrors) as caught:
         check_inputs({"SFT_PLAY_MAKE_VARIABLES": names, "SPLIT": "x"}, INPUTS_OF["infer"])
     reads = "this one reads RUN, MODEL, ADAPTER, ARGS, PYTHON"
-    readers = "make config and make train and make plan and make memory-check read it"
+    readers = "make config, train, train-distributed, train-deepspeed, plan and memory-check read it"
     assert caught.value.lines() == [
         f"RUNN: is no input of this command, nearest is RUN -> {reads}",
         f"CONFIG: is no input of this command -> {readers}; {reads}",

@@ -64,6 +64,9 @@ REFUSED = [
     ("zero_level_fits", "dist: {strategy: zero3, zero_level: 2}", "contradicts dist.strategy: zero3"),
     ("sharding_fits", "dist: {strategy: ddp, shard_weights: true}", "shard_weights: true contradicts"),
     ("sharding_fits", "dist: {strategy: zero1, shard_gradients: true}", "shard_gradients: true contradicts"),
+    ("sharding_fits", "dist: {zero_level: 2, shard_weights: true}", "shard_weights: true contradicts dist.zero_level"),
+    ("sharding_fits", "dist: {sharding_factor: 2, shard_gradients: false}", "contradicts dist.sharding_factor: 2"),
+    ("sharding_factor_fits", "dist: {zero_level: 3, sharding_factor: 2}", "contradicts dist.zero_level: 3"),
     ("sharding_factor_fits", "dist: {strategy: hsdp}", "dist.strategy: hsdp needs dist.sharding_factor"),
     ("sharding_factor_fits", "dist: {strategy: ddp, sharding_factor: all}", "sharding_factor: all contradicts"),
     ("offload_fits", "dist: {strategy: ddp, cpu_offload: optimizer}", "cpu_offload: optimizer contradicts"),
@@ -78,6 +81,12 @@ REFUSED = [
     ("nodes_fit", "dist: {main_address: a}", "dist.main_address has no effect with dist.num_nodes: 1"),
     ("nodes_fit", "dist: {num_nodes: 2, main_port: 29500}", "dist.num_nodes: 2 needs dist.main_address"),
     ("nodes_fit", "dist: {num_nodes: 2, main_address: a}", "dist.num_nodes: 2 needs a fixed dist.main_port"),
+    (
+        "one_way_of_communication",
+        "dist: {all_to_all_reduce: true, copy_engine_all_gather: true}",
+        "dist.copy_engine_all_gather: true and dist.all_to_all_reduce: true exclude each other",
+    ),
+    ("offload_fits", "dist: {strategy: fsdp, cpu_offload: optimizer}", "optimizer state together"),
     ("one_timeout", "train: {ddp_timeout: 5}\ndist: {timeout_seconds: 6}", "train.ddp_timeout: 5 contradicts"),
 ]
 
@@ -118,7 +127,7 @@ def test_every_rule_is_tried_here() -> None:
         "train: {save_strategy: no}",
         "train: {dataloader_num_workers: 2, dataloader_prefetch_factor: 2}",
         "train: {generation_temperature: 1.0, early_stopping_threshold: 0.0, adam_beta1: 0.9, optim: sgd}",
-        "dist: {strategy: zero2, zero_level: 2, cpu_offload: optimizer, deepspeed_config: d.json}",
+        "dist: {strategy: zero2, zero_level: 2, cpu_offload: optimizer}",
         "dist: {strategy: hsdp, sharding_factor: 2, shard_weights: true}",
         "dist: {strategy: fsdp, sharding_factor: all}",
         "dist: {num_nodes: 2, node_rank: 1, main_address: a, main_port: 29500, gpus: all}",

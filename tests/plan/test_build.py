@@ -90,7 +90,8 @@ def test_gpus_are_selected_by_count_by_id_or_all() -> None:
     with pytest.raises(EnvironmentProblem, match="GPU 4 was asked for and 4 are there"):
         select_gpus(machine, 5, default_count=1)
     with pytest.raises(EnvironmentProblem, match="no GPU is seen"):
-        select_gpus(parse_hardware("cpu"), 1, default_count=None)
+        select_gpus(parse_hardware("cpu"), (0,), default_count=None)
+    assert select_gpus(parse_hardware("cpu"), 2, default_count=None).cpu_processes == 2
 
 
 def test_an_automatic_run_on_a_cpu_machine_needs_no_gpu() -> None:
