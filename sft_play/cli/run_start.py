@@ -33,17 +33,20 @@ def refuse_finished(run: RunDir, config: Config) -> None:
         )
 
 
-def where_to_start(run: RunDir, config: Config, stamp: dict[str, Any], *, trust: bool = False) -> Path | None:
+def where_to_start(
+    run: RunDir, config: Config, stamp: dict[str, Any], *, trust: bool = False, again: bool = False
+) -> Path | None:
     """The checkpoint to go on from; None for a fresh start. Machine 0 alone moves and trims files.
 
     Args:
         trust: load a checkpoint that its engine unpickles whoever wrote it.
+        again: the run lost a process and goes on by itself, whatever `run.resume` said of its start.
 
     Raises:
         ResumeRefusedError: no checkpoint is good, they are of another run, or `must` resume and there is none.
     """
     main = config.dist.node_rank == 0
-    if config.run.resume == "never":
+    if config.run.resume == "never" and not again:
         if main and (newest_first(run) or read_record(run)):
             shelve(run)
         return None

@@ -54,6 +54,8 @@ class Command:
     tensorboard: bool = False
 
 
+# How often a run over several machines goes on by itself after it lost one.
+LOST_MACHINES = 5
 ACCELERATE = tuple(placement for placement in Placement if placement not in ZERO)
 COMMANDS = {
     command.name: command
@@ -104,17 +106,21 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
             say(reason)
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
         stamp = make_stamp(config, plan, prepared.facts.fingerprint, model.identity())
-        inputs = WorkerInputs(
-            model_path=model.path,
-            splits=prepared.splits,
-            stamp=stamp,
-            config_yaml=render_config(resolved),
-            resume_from=where_to_start(run, config, stamp, trust=trust),
-        )
         ready()
-        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
-        for line in lines:
-            print(f"error: {line}", file=sys.stderr)
+        for lost in range(1 + LOST_MACHINES * (plan.nodes > 1)):
+            inputs = WorkerInputs(
+                model_path=model.path,
+                splits=prepared.splits,
+                stamp=stamp,
+                config_yaml=render_config(resolved),
+                resume_from=where_to_start(run, config, stamp, trust=trust, again=lost > 0),
+            )
+            code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
+            for line in lines:
+                print(f"error: {line}", file=sys.stderr)
+            if code != ExitCode.RANK_FAILED or lost == LOST_MACHINES * (plan.nodes > 1):
+                break
+            say("a process was lost: going on from the last checkpoint once all machines are back")
     if code == ExitCode.DONE and config.dist.node_rank == 0:
         finish(run, config, plan)
     return code
