@@ -14,14 +14,15 @@ import pytest
 from tests.tiny import ROOT, make_rows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DISTRIBUTED = (ROOT / "docs/distributed.md").read_text(encoding="utf-8")
 # Run elsewhere: by .ci/run itself, and by every clean clone.
 ELSEWHERE = {"make demo", "make test", "make install TORCH_INDEX=URL-of-a-package-index"}
 
 
-def commands() -> list[str]:
-    """Each `make ...` of the README, in order: lines of its shell blocks and code inside its sentences."""
-    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", README, re.S))
-    text = re.sub(r"```.*?```", "", README, flags=re.S)
+def commands(page: str = README) -> list[str]:
+    """Each `make ...` of a page, in order: lines of its shell blocks and code inside its sentences."""
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.S))
+    text = re.sub(r"```.*?```", "", page, flags=re.S)
     lines = re.findall(r"^\s*(make .*)$", blocks, re.M)
     # In a sentence a bare `make train` is a name; with an input it is something to type.
     lines += [" ".join(code.split()) for code in re.findall(r"`(make [^`]*=[^`]+)`", text)]
@@ -66,6 +67,26 @@ def test_every_command_of_the_readme_runs(project: Path) -> None:
         trained = [f"runs/{path.name}" for path in project.glob("runs/mine-*")]
         done = run(project, command.replace("runs/NAME", *trained[:1]) if "runs/NAME" in command else command)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("command", commands(DISTRIBUTED))
+def test_every_command_about_several_processes_runs(project: Path, command: str) -> None:
+    """The lines for several machines run in tests/distributed/test_machines.py."""
+    name = f"RUN_NAME=several-{commands(DISTRIBUTED).index(command)}"
+    planned = command.startswith("make plan")
+    done = run(project, command if planned else f"{command} {name} TRAIN_EPOCHS=1 RUN_TENSORBOARD_PORT=16006")
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    if not planned:
+        assert "2 processes train on the CPU" in done.stderr
+
+
+def test_what_a_failed_run_says_is_explained() -> None:
+    from sft_play.runtime.symptoms import SYMPTOMS
+
+    spoken = ("collective", "NCCL", "process group", "port", "rank")
+    for symptom in SYMPTOMS:
+        if any(word in symptom.what for word in spoken):
+            assert symptom.what in DISTRIBUTED
 
 
 def test_the_misspelt_variable_of_the_readme_is_an_error(project: Path) -> None:
