@@ -37,7 +37,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--json", action="store_true", help="the plan for programs, see docs/plan.md")
     options = parser.parse_args(argv)
     calibrates = asks_to_calibrate(environ)
-    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["plan"])
+    resolved = resolve(config_path(environ), environ, distributed=True, inputs=INPUTS_OF["plan"])
     config = resolved.config
     inputs = PlanInputs(
         config=config,
