@@ -37,7 +37,9 @@ COMMANDS = {
     "slurm": "slurm",
     "train": "train",
     "train-deepspeed": "train_deepspeed",
+    "train-deepspeed-tb": "train_deepspeed_tb",
     "train-distributed": "train_distributed",
+    "train-distributed-tb": "train_distributed_tb",
 }
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sft_play.cli.measured import measured_of
-from sft_play.cli.train import prepare_data, say
+from sft_play.cli.run_start import say
+from sft_play.cli.train import prepare_data
 from sft_play.config.dump import render_config
 from sft_play.config.origin import Resolved
 from sft_play.config.rules import refuse_unavailable

@@ -18,6 +18,8 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "train": ("CONFIG", "ARGS", "PYTHON"),
     "train-distributed": ("CONFIG", "ARGS", "PYTHON"),
     "train-deepspeed": ("CONFIG", "ARGS", "PYTHON"),
+    "train-distributed-tb": ("CONFIG", "ARGS", "PYTHON"),
+    "train-deepspeed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
     "demo": ("ARGS", "PYTHON"),

@@ -67,7 +67,7 @@ _WHOLE_KEYS = (
     "train.ddp_broadcast_buffers", "train.ddp_static_graph", "train.ddp_timeout", "train.eval_accumulation_steps",
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
     "train.generation_max_new_tokens", "train.generation_num_beams", "train.generation_do_sample",
-    "train.generation_temperature", "train.generation_top_p", "train.save_minutes", "run.tensorboard_port",
+    "train.generation_temperature", "train.generation_top_p", "train.save_minutes",
 )  # fmt: skip
 
 NOT_YET: tuple[NotYet, ...] = (

@@ -63,6 +63,29 @@ def probe_hardware(*, environment: Mapping[str, str] | None = None, nvml: Any = 
     )
 
 
+# What a driver leaves on the machine whether or not its library can be asked.
+_DEVICE_FILES = ("/dev/nvidia0", "/proc/driver/nvidia/version", "/dev/kfd")
+
+
+def refuse_hidden_gpus(hardware: Hardware, environment: Mapping[str, str]) -> None:
+    """A GPU that is there and cannot be asked is an error: hours on the CPU are not what anyone wants.
+
+    `CUDA_VISIBLE_DEVICES=` (empty) or `-1` says that the CPU is meant.
+
+    Raises:
+        EnvironmentProblem: a driver is there and none of its GPUs is seen.
+    """
+    hidden = environment.get("CUDA_VISIBLE_DEVICES")
+    if hardware.gpus or (hidden is not None and hidden.strip() in ("", "-1")):
+        return
+    if found := [name for name in _DEVICE_FILES if Path(name).exists()]:
+        raise EnvironmentProblem(
+            f"{found[0]} is there and no GPU is seen ({'; '.join(hardware.notes) or 'the driver names none'})",
+            where="GPU",
+            fix="try nvidia-smi (rocm-smi); CUDA_VISIBLE_DEVICES= trains on the CPU",
+        )
+
+
 def probe_ram_bytes() -> int:
     """Memory this process may use: the machine's, or the control group's limit where that is lower."""
     total = 0

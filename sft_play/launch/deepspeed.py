@@ -138,8 +138,8 @@ def offload_sections(config: Config, plan: Plan) -> dict[str, Any]:
 def precision(config: Config, plan: Plan) -> dict[str, Any]:
     """Which engine-side precision stands for the plan's.
 
-    Full fine-tuning: 16-bit weights with the fp32 master copy of the engine, reduced and summed in fp32. Adapters: as
-    they are, products under torch's autocast, so that they stay fp32 as they do without the engine.
+    Full fine-tuning: 16-bit weights with the engine's fp32 master copy, reduced and summed in fp32. Adapters: weights
+    as they are and products under torch's autocast, so that the adapters stay fp32 as they do without the engine.
     """
     if plan.autocast == "fp32":
         return {}
@@ -149,7 +149,10 @@ def precision(config: Config, plan: Plan) -> dict[str, Any]:
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
         }
-    return {"torch_autocast": {"enabled": True, "dtype": "bfloat16" if plan.autocast == "bf16" else "float16"}}
+    return {
+        "torch_autocast": {"enabled": True, "dtype": "bfloat16" if plan.autocast == "bf16" else "float16"},
+        plan.autocast: {"enabled": False},  # said, because accelerate would switch it on
+    }
 
 
 def render_deepspeed(config: Config, plan: Plan) -> str:

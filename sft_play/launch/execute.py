@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from types import FrameType
 from typing import IO
 
 from sft_play.errors import ExitCode
+from sft_play.launch.processes import adopt_orphans, descendants, end_all, ranks_below, send
 from sft_play.launch.spec import LaunchSpec
+from sft_play.launch.tied import tied
 from sft_play.record.run_dir import RunDir, write_atomic
-from sft_play.record.run_record import read_exits
+from sft_play.record.run_record import clear_exits, read_exits
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-DEATH_GRACE_SECONDS = 10.0
 
 
 def execute(
@@ -36,17 +36,18 @@ def execute(
     """
     for path, text in spec.files.items():
         write_atomic(path, text)
-    attempt = len(list((run.path / "attempts").glob("*.json"))) + 1
-    write_atomic(run.path / "attempts" / f"{attempt:03d}.json", spec.files[run.run_json])
-    for left in run.launch.glob("exit-*.json"):
-        left.unlink()
-    # A session of its own: a Ctrl-C reaches the worker once, through us, and no child of it outlives the run.
-    # It starts with both signals blocked and takes them once it can answer them.
+    attempt = len(list(run.attempts.glob("*.json"))) + 1
+    write_atomic(run.attempts / f"{attempt:03d}.json", spec.files[run.run_json])
+    clear_exits(run.launch)
+    # A session of its own: a Ctrl-C reaches each worker once, through us, and nothing below us outlives the run.
+    # Workers start with both signals blocked and take them once they can answer; a launcher never does.
+    adopt_orphans()
+    before = set(descendants(os.getpid()))
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     log = run.log.open("ab", buffering=0)
     try:
         worker = subprocess.Popen(
-            spec.argv,
+            spec.argv if spec.alone else tied(signal.SIGKILL, *spec.argv),
             env={**environ, **spec.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if spec.alone else log,
@@ -61,8 +62,8 @@ def execute(
             _copy(worker.stdout, log)
             returned = worker.wait()
     finally:
-        _end_group(worker)
-    if returned == -signal.SIGKILL and asked.interrupts > 1:
+        end_all(os.getpid(), keep=before)
+    if asked.interrupts > 1 and returned == -signal.SIGKILL:
         return int(ExitCode.INTERRUPTED), ["ended at once -> the last checkpoint is whole; the same command goes on"]
     return _outcome(run, returned)
 
@@ -92,7 +93,10 @@ def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[_Asked]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         asked.interrupts += number == signal.SIGINT
-        worker.send_signal(signal.SIGKILL if asked.interrupts > 1 else number)
+        if asked.interrupts > 1:
+            worker.kill()  # the ranks of a launcher follow it
+        else:
+            send(ranks_below(worker.pid) or [worker.pid], number)
 
     previous = {number: signal.signal(number, forward) for number in SIGNALS}
     try:
@@ -102,22 +106,8 @@ def _forwarding(worker: subprocess.Popen[bytes]) -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _end_group(worker: subprocess.Popen[bytes]) -> None:
-    """Leave no process of the worker's session behind."""
-    deadline = time.monotonic() + DEATH_GRACE_SECONDS
-    number = signal.SIGTERM
-    while time.monotonic() < deadline:
-        worker.poll()
-        try:
-            os.killpg(worker.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return
-        time.sleep(0.1)
-        number = signal.SIGTERM if time.monotonic() < deadline - DEATH_GRACE_SECONDS / 2 else signal.SIGKILL
-
-
 def _outcome(run: RunDir, returned: int) -> tuple[int, list[str]]:
-    exits = read_exits(run)
+    exits = read_exits(run.launch)
     if failed := [one for one in exits if one["code"]]:
         return int(failed[0]["code"]), list(failed[0]["lines"])
     if exits and not returned:

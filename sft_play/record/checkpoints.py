@@ -10,8 +10,11 @@ from typing import Any
 from sft_play.errors import ResumeRefusedError
 from sft_play.record.manifest import NAME, folder_problem, read_manifest, sync_folder, write_manifest
 from sft_play.record.run_dir import RunDir
+from sft_play.record.signature import is_signed
 
 PREFIX = "step-"
+# Strategies whose engine loads its own files by unpickling.
+UNPICKLES = "zero"
 # Fields of the stamp that a run and the checkpoint it goes on from share.
 MUST_MATCH = (
     "config_hash", "backend", "mode", "base_model", "base_identity", "strategy", "world_size", "precision",
@@ -19,12 +22,17 @@ MUST_MATCH = (
 )  # fmt: skip
 
 
-def staging_folder(run: RunDir) -> Path:
-    """An empty folder on the target's own disk; what a killed save left there is dropped first."""
+def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
+    """An empty folder on the target's own disk; what a killed save left there is dropped first.
+
+    Args:
+        clear: whether this rank makes it; the others are told where it is.
+    """
     staging = run.checkpoints / ".staging"
-    for left in [staging, *run.checkpoints.glob(".trash-*")]:
-        shutil.rmtree(left, ignore_errors=True)
-    staging.mkdir(parents=True)
+    if clear:
+        for left in [staging, *run.checkpoints.glob(".trash-*")]:
+            shutil.rmtree(left, ignore_errors=True)
+        staging.mkdir(parents=True)
     return staging
 
 
@@ -67,11 +75,12 @@ def stamp_differences(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None]) -> Path | None:
+def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None], *, trust: bool = False) -> Path | None:
     """The newest verified checkpoint; a bad one is set aside by name and the next older one taken.
 
     Args:
         stamp: of the run that wants to go on; `MUST_MATCH` has to be the same in the checkpoint's.
+        trust: load what an engine unpickles whoever wrote it.
 
     Raises:
         ResumeRefusedError: there are checkpoints and none is good, or the newest good one was made by another run.
@@ -83,9 +92,16 @@ def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None]) 
             say(f"checkpoint {folder.name} is set aside: {problem}")
             set_aside(folder)
             continue
-        if wrong := stamp_differences(read_manifest(folder), stamp):
+        made = read_manifest(folder)
+        if wrong := stamp_differences(made, stamp):
             raise ResumeRefusedError(
                 f"its checkpoint {folder.name} is of another run: {'; '.join(wrong)}", where=str(run.path)
+            )
+        if str(stamp["strategy"]).startswith(UNPICKLES) and not trust and not is_signed(made):
+            raise ResumeRefusedError(
+                "its engine unpickles files, and these carry no signature of this user",
+                where=str(folder),
+                fix="ARGS=--trust-checkpoint loads them if you trust who wrote them: a pickle can run any program",
             )
         return folder
     if folders or any(run.checkpoints.glob("damaged-*")):

@@ -1,4 +1,4 @@
-"""A folder's manifest: the size and sha256 of every file, written last, so that its presence means whole."""
+"""A folder's manifest: the size and sha256 of every file, signed and written last, so that its presence means whole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.record.run_dir import write_atomic
+from sft_play.record.signature import sign
 
 NAME = "manifest.json"
 VERSION = 1
@@ -22,7 +23,8 @@ def write_manifest(folder: Path, about: dict[str, Any]) -> None:
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    write_atomic(folder / NAME, json.dumps({"version": VERSION, **about, "files": files}, indent=1))
+    manifest = {"version": VERSION, **about, "files": files}
+    write_atomic(folder / NAME, json.dumps({**manifest, "signature": sign(manifest)}, indent=1))
     sync_folder(folder)
 
 

@@ -83,10 +83,6 @@ class RunDir:
     def deepspeed_json(self) -> Path:
         return self.launch / "deepspeed.json"
 
-    def exit_json(self, rank: int = 0) -> Path:
-        """Where a rank leaves its outcome."""
-        return self.launch / f"exit-{rank}.json"
-
     def rank_log(self, rank: int) -> Path:
         """What a rank other than 0 would have said."""
         return self.launch / f"rank-{rank}.log"
@@ -118,9 +114,10 @@ class RunDir:
                 raise EnvironmentProblem(
                     "the folder exists and is no run of sft-play", where=str(self.path), fix="choose another RUN_NAME"
                 )
-            for folder in (self.path, self.launch, self.checkpoints, self.tensorboard, self.attempts):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / MARKER).touch()  # before anything else: another machine may look at this moment
+            for folder in (self.launch, self.checkpoints, self.tensorboard, self.attempts):
                 folder.mkdir(parents=True, exist_ok=True)
-            (self.path / MARKER).touch()
         except OSError as error:
             raise EnvironmentProblem(
                 f"cannot write there ({error.strerror})", where=str(self.path), fix="set run.output_dir elsewhere"
@@ -156,7 +153,9 @@ def config_hash(config: Config) -> str:
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[int]:
-    """Hold the run's lock; the kernel drops it with the last process that has it open, so a stale one cannot be.
+    """Hold this machine's lock of the run.
+
+    The kernel drops it with the last process that has it open, so a stale one cannot be.
 
     Yields:
         The lock's file descriptor, for the worker to hold too: it may outlive its parent while it saves.

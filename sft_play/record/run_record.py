@@ -40,15 +40,19 @@ def read_record(run: RunDir) -> dict[str, Any] | None:
     return record
 
 
-def write_exit(run: RunDir, code: int, lines: list[str], rank: int = 0) -> None:
-    """Leave this process's outcome for the parent: launchers flatten every failure to 1."""
+def write_exit(folder: Path, code: int, lines: list[str], rank: int = 0) -> None:
+    """Leave this process's outcome in its machine's folder for the parent: launchers flatten every failure to 1."""
     outcome = {"code": code, "lines": lines, "rank": rank, "time": time.time()}
-    write_atomic(run.exit_json(rank), json.dumps(outcome))
+    write_atomic(folder / f"exit-{rank}.json", json.dumps(outcome))
 
 
-def read_exits(run: RunDir) -> list[dict[str, Any]]:
+def clear_exits(folder: Path) -> None:
+    """Remove what an earlier attempt left."""
+    for file in folder.glob("exit-*.json"):
+        file.unlink()
+
+
+def read_exits(folder: Path) -> list[dict[str, Any]]:
     """The outcomes that ranks left, the first to end first: its error is the cause of what came after."""
-    files = run.launch.glob("exit-*.json")
-    return sorted(
-        (json.loads(file.read_text(encoding="utf-8")) for file in files), key=lambda one: one.get("time", 0.0)
-    )
+    exits = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("exit-*.json")]
+    return sorted(exits, key=lambda one: one.get("time", 0.0))

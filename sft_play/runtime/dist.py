@@ -59,7 +59,7 @@ def process_group(job: Job) -> Iterator[Ranks]:
         raise AppliedDiffersError(f"{plan.world_size} processes were planned and {ranks.world_size} were started")
     if plan.device == "cuda":
         torch.cuda.set_device(ranks.local_rank)
-    if ranks.world_size == 1:
+    if ranks.world_size == 1 and not plan.strategy.startswith("zero"):
         yield ranks
         return
     timeout = timedelta(seconds=job.config.dist.timeout_seconds)
@@ -109,8 +109,11 @@ def agree(ranks: Ranks, told: dict[str, Any]) -> None:
     theirs = json.loads(store.get(f"{AGREEMENT}/0"))
     different = sorted(key for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
     store.set(f"{AGREEMENT}/differs/{ranks.rank}", different[0] if different else "")
-    for rank in range(ranks.world_size):
-        key = store.get(f"{AGREEMENT}/differs/{rank}").decode()
+    found = [store.get(f"{AGREEMENT}/differs/{rank}").decode() for rank in range(ranks.world_size)]
+    store.set(f"{AGREEMENT}/read/{ranks.rank}", "yes")
+    if ranks.main:  # it may hold the store, and leave only once all have read
+        store.wait([f"{AGREEMENT}/read/{rank}" for rank in range(ranks.world_size)])
+    for rank, key in enumerate(found):
         if not key:
             continue
         if rank == ranks.rank:

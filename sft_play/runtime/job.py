@@ -53,13 +53,13 @@ def read_job(run_json: Path) -> Job:
     """The job of the run whose folder holds `run_json`."""
     values = json.loads(run_json.read_text(encoding="utf-8"))
     return Job(
-        run=RunDir(Path(values["run"])),
+        run=RunDir(Path(values["run"]), node=values["node"]),
         config=Config.model_validate(values["config"]),
         plan=Plan(**values["plan"]),
         stamp=values["stamp"],
         model_path=Path(values["model_path"]),
         splits={name: Path(path) for name, path in values["splits"].items()},
         longest_first=values["longest_first"],
-        told={key: values[key] for key in ("config", "plan", "stamp")},
+        told={key: values[key] for key in ("config", "plan", "stamp", "resume_from")},
         resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
     )

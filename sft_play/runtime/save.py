@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, set_peft_model_state_dict
-from safetensors.torch import load_file
+from peft import PeftModel
 
 from sft_play.config.schema import TuningMode
 from sft_play.errors import AppliedDiffersError
 from sft_play.record.checkpoints import PREFIX
 from sft_play.record.manifest import write_manifest
-from sft_play.runtime.gather import gather_weights
+from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
 from sft_play.runtime.trainer import SftPlayTrainer
@@ -32,7 +31,7 @@ def save_result(trainer: SftPlayTrainer, job: Job, tokenizer: Any) -> Path:
     target = job.run.model if full else job.run.adapter
     main = trainer.accelerator.is_main_process
     model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = gather_weights(model, keep=main, trained_only=not full)
+    weights = gather_weights(model, keep=main)
     if main:
         check_tensors(weights)
         write_result(model, weights, tokenizer, target, job.stamp)
@@ -45,9 +44,7 @@ def write_result(
     """Write into a folder beside `target` and give it the name once it is whole."""
     staging = target.with_name(f".{target.name}.new")
     shutil.rmtree(staging, ignore_errors=True)
-    if getattr(model.config, "distributed_config", None) is not None:
-        model.config.distributed_config = None  # the weights are whole; save_pretrained would gather them again
-    model.save_pretrained(staging, state_dict=weights, safe_serialization=True)
+    write_weights(model, weights, staging)
     tokenizer.save_pretrained(staging)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if base.generation_config is not None:
@@ -76,19 +73,7 @@ def load_best(trainer: SftPlayTrainer, job: Job) -> int | None:
     step = trainer.state.best_global_step
     if not step or step == trainer.state.global_step:
         return trainer.state.global_step
-    folder = job.run.checkpoints / f"{PREFIX}{step}"
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if isinstance(model, PeftModel):
-        set_peft_model_state_dict(model, load_file(folder / "adapter_model.safetensors"))
-    else:
-        weights = {
-            key: value for file in sorted(folder.glob("model*.safetensors")) for key, value in load_file(file).items()
-        }
-        missing, unexpected = model.load_state_dict(weights, strict=False)
-        model.tie_weights()
-        lacking = [key for key in missing if not key.endswith("lm_head.weight")]  # a tied head is not in the file
-        if lacking or unexpected:
-            raise AppliedDiffersError(f"weights do not match: {[*lacking, *unexpected][:3]}", where=str(folder))
+    scatter_weights(trainer.accelerator.unwrap_model(trainer.model), job.run.checkpoints / f"{PREFIX}{step}")
     trainer.loaded_step = step
     print(f"loaded the best checkpoint, step {step}")
     return step

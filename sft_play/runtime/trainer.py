@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +23,15 @@ from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
+from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import Job
 from sft_play.runtime.model import DTYPES
+from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
 
+# A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
+NEVER_READ = ("training_args.bin", "zero_to_fp32.py")
+# Strategies whose optimizer state lies in shards that each rank writes by itself.
+KEEPS_SHARDS = ("fsdp", "hsdp", "tp")
 SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
 
 
@@ -37,6 +44,7 @@ class SftPlayTrainer(SFTTrainer):
         self.stamp = stamp
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
+        self.keeps_shards = False
         self._evaluated = torch.zeros(2, dtype=torch.float64)
         if isinstance(self.model, PeftModel):
             train_in_fp32(self.model)
@@ -81,8 +89,10 @@ class SftPlayTrainer(SFTTrainer):
         return output
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Let the Trainer write into a staging folder, then publish it whole and rotate."""
-        staging, target = staging_folder(self.run), self.args.output_dir
+        """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
+        main, target = self.accelerator.is_main_process, self.args.output_dir
+        staging = staging_folder(self.run, clear=main)
+        self.accelerator.wait_for_everyone()
         self.args.output_dir = str(staging)
         try:
             Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
@@ -91,10 +101,43 @@ class SftPlayTrainer(SFTTrainer):
             raise
         finally:
             self.args.output_dir = target
-        (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
-        (staged / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing here ever reads
-        publish(self.run, staged, self.state.global_step, dict(self.stamp))
-        rotate(self.run, self.save_limit, self.state.best_global_step)
+        self.accelerator.wait_for_everyone()
+        if main:
+            (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
+            for needless in NEVER_READ:
+                (staged / needless).unlink(missing_ok=True)
+            publish(self.run, staged, self.state.global_step, dict(self.stamp))
+            rotate(self.run, self.save_limit, self.state.best_global_step)
+        self.accelerator.wait_for_everyone()
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Gather the adapter or the weights, whatever they are sharded by; rank 0 writes them."""
+        folder, main = Path(output_dir or self.args.output_dir), self.accelerator.is_main_process
+        model = self.accelerator.unwrap_model(self.model)
+        weights = gather_weights(model, keep=main)
+        folder.mkdir(parents=True, exist_ok=True)  # the other ranks put their shards there
+        if main:
+            write_weights(model, weights, folder)
+            self.processing_class.save_pretrained(str(folder))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        scatter_weights(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Shards of DTensors are written by each rank; the rest is the Trainer's."""
+        if not self.keeps_shards:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        save_optimizer_shard(self.optimizer.optimizer, Path(output_dir), self.args.process_index)
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None or not self.keeps_shards:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        load_optimizer_shard(self.optimizer.optimizer, Path(checkpoint), self.args.process_index)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
 
 
 def build_trainer(
@@ -113,6 +156,8 @@ def build_trainer(
     )
     if job.plan.strategy in ("fsdp", "hsdp"):
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
+    trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS
+    trainer.args.save_only_model = False  # the arguments said otherwise where the Trainer knows no way to save shards
     trainer.save_limit = job.config.train.save_total_limit
     # The callbacks of ours print and record; the Trainer's own printer would repeat every line.
     trainer.remove_callback(PrinterCallback)
@@ -139,6 +184,8 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
     """trl's arguments from config and plan. Everything that the stack would decide by itself is set."""
     train = config.train
     evaluation = train.eval_strategy
+    # Adapters under ZeRO are computed under the engine's own autocast; the Trainer's would make them 16-bit.
+    trainer_casts = not (plan.strategy.startswith("zero") and config.tuning.mode is not TuningMode.FULL)
     if evaluation == "auto":
         evaluation = "epoch" if has_validation else "no"
     return SFTConfig(
@@ -149,8 +196,8 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         learning_rate=plan.learning_rate,
         num_train_epochs=train.epochs,
         max_steps=train.max_steps or -1,
-        bf16=plan.autocast == "bf16",
-        fp16=plan.autocast == "fp16",
+        bf16=trainer_casts and plan.autocast == "bf16",
+        fp16=trainer_casts and plan.autocast == "fp16",
         tf32=None if train.tf32 == "auto" else train.tf32,
         use_cpu=plan.device == "cpu",
         optim=plan.optimizer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import resource
 import signal
@@ -22,24 +21,22 @@ from transformers import TrainerState, set_seed
 from sft_play.config.schema import TuningMode
 from sft_play.errors import (
     AppliedDiffersError,
-    DiskFullError,
-    OutOfMemoryError,
     RankFailedError,
-    SftPlayError,
     exit_code_of,
 )
 from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import step_of
-from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
+from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.save import load_best, save_result
+from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_arguments, build_trainer
 
 PR_SET_PDEATHSIG = 1
@@ -104,7 +101,7 @@ def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
     if state.global_step < state.max_steps and not stopped_early:
         return False
     trainer.state = state
-    trainer._load_from_checkpoint(str(checkpoint))
+    scatter_weights(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
     print(f"training ended at step {state.global_step}; finishing from its checkpoint")
     return True
 
@@ -172,26 +169,6 @@ def peak_memory_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def as_user_error(error: BaseException, run: RunDir) -> SftPlayError | None:
-    """The user's error behind an exception of the stack, where there is one."""
-    if isinstance(error, SftPlayError):
-        return error
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return OutOfMemoryError(f"out of memory ({error})"[:300], where="training step")
-    if _is_disk_full(error):
-        return DiskFullError("the disk is full", where=str(run.path))
-    return None
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """Python says it by number; torch's and safetensors' writers only in words."""
-    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    if isinstance(error, OSError):
-        return error.errno in numbers
-    text = str(error)
-    return "inline_container.cc" in text or "iostream error" in text or any(f"os error {n})" in text for n in numbers)
-
-
 def main(run_json: Path) -> int:
     """Run the job and leave its outcome in exit.json and record.json."""
     # If the parent is killed, this process saves and leaves instead of training on unseen (Linux only).
@@ -212,7 +189,7 @@ def main(run_json: Path) -> int:
         with process_group(job) as ranks:
             record = train(job, stop, ranks)
     except BaseException as error:
-        known = as_user_error(error, job.run)
+        known = as_user_error(error, job.run, job.plan, rank)
         if known is None:
             with contextlib.suppress(OSError), job.run.log.open("a", encoding="utf-8") as log:
                 traceback.print_exc(file=log)
@@ -221,13 +198,13 @@ def main(run_json: Path) -> int:
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself
             if rank == 0:
                 write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
-            write_exit(job.run, exit_code_of(known), known.lines(), rank)
+            write_exit(job.run.launch, exit_code_of(known), known.lines(), rank)
         if job.plan.world_size > 1:
             os._exit(exit_code_of(known))  # the others wait inside a collective; tearing down the group would wait too
         return exit_code_of(known)
     if rank == 0:
         write_record(job.run, {**record, "stamp": job.stamp})
-    write_exit(job.run, 0, [], rank)
+    write_exit(job.run.launch, 0, [], rank)
     return 0
 
 

@@ -54,7 +54,7 @@ def cut(file: Path) -> None:
 
 
 def test_a_gpu_that_is_not_there(workplace: Workplace) -> None:
-    refused(workplace, 4, "dist.gpus", "no GPU is seen", DIST_GPUS="1")
+    refused(workplace, 4, "dist.gpus", "no GPU is seen", DIST_GPUS="[0]")
 
 
 def test_precisions_the_cpu_lacks(workplace: Workplace) -> None:

@@ -92,7 +92,7 @@ def test_kill_9_of_the_parent_leaves_no_worker(slow: Workplace) -> None:
         raise AssertionError("the worker outlived its parent by 10 s")
     saved = list((slow.path / "runs/tiny/checkpoints").glob("step-*/manifest.json"))
     assert len(saved) == 1, "it saved what it had before it left"
-    assert json.loads((slow.path / "runs/tiny/launch/exit.json").read_text())["code"] == 75
+    assert json.loads((slow.path / "runs/tiny/launch/exit-0.json").read_text())["code"] == 75
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_taken(slow: Workplace) -> None:

@@ -40,7 +40,9 @@ def test_output_goes_to_the_terminal_and_the_log(run: RunDir, capfdbinary: pytes
 
 def test_the_code_that_the_worker_left_is_the_code(run: RunDir) -> None:
     left = json.dumps({"code": 75, "lines": ["stopped"]})
-    program = f"import pathlib; pathlib.Path({str(run.exit_json())!r}).write_text({left!r}); raise SystemExit(1)"
+    program = (
+        f"import pathlib; pathlib.Path({str(run.launch / 'exit-0.json')!r}).write_text({left!r}); raise SystemExit(1)"
+    )
     assert execute(spec(run, program), run, os.environ) == (75, ["stopped"])
 
 
@@ -59,7 +61,7 @@ def test_a_worker_that_dies_without_a_word_is_code_6(run: RunDir, program: str, 
 
 
 def test_what_an_earlier_attempt_left_is_not_mistaken_for_this_one(run: RunDir) -> None:
-    run.exit_json().write_text(json.dumps({"code": 75, "lines": []}))
+    (run.launch / "exit-0.json").write_text(json.dumps({"code": 75, "lines": []}))
     assert execute(spec(run, "pass"), run, os.environ) == (0, [])
 
 

@@ -11,7 +11,7 @@ from sft_play.record.checkpoints import newest_first, newest_good, publish, rota
 from sft_play.record.manifest import folder_problem
 from sft_play.record.run_dir import RunDir, locked
 
-STAMP = {"config_hash": "h", "mode": "lora", "data_fingerprint": "d", "base_identity": "b"}
+STAMP = {"config_hash": "h", "mode": "lora", "strategy": "single", "data_fingerprint": "d", "base_identity": "b"}
 CONTENT = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments", "empty": b""}
 
 

@@ -1,0 +1,113 @@
+"""What is decided about a run's folder before it starts: refused, shelved, gone on with, or begun."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sft_play.config.schema import Config
+from sft_play.errors import ConfigError, DiskFullError, EnvironmentProblem, ResumeRefusedError
+from sft_play.facts.data import DataFacts
+from sft_play.facts.shapes import ModelFacts
+from sft_play.plan.build import Plan
+from sft_play.plan.disk import estimate_run_bytes
+from sft_play.record.checkpoints import newest_first, newest_good, step_of
+from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import read_record, trim_metrics
+
+
+def refuse_finished(run: RunDir, config: Config) -> None:
+    """A finished run is never trained again unasked.
+
+    Raises:
+        ResumeRefusedError: it is finished and `run.resume` is not `never`.
+    """
+    record = read_record(run)
+    if config.run.resume != "never" and record and record["outcome"] == "done":
+        raise ResumeRefusedError(
+            f"this run is finished (loss {record.get('eval_loss', record['train_loss']):.4f}, {record['result']}/)",
+            where=str(run.path),
+            fix="RUN_RESUME=never trains it anew; a changed setting starts another run",
+        )
+
+
+def where_to_start(
+    run: RunDir, config: Config, stamp: dict[str, Any], *, trust: bool = False, again: bool = False
+) -> Path | None:
+    """The checkpoint to go on from; None for a fresh start. Machine 0 alone moves and trims files.
+
+    Args:
+        trust: load a checkpoint that its engine unpickles whoever wrote it.
+        again: the run lost a process and goes on by itself, whatever `run.resume` said of its start.
+
+    Raises:
+        ResumeRefusedError: no checkpoint is good, they are of another run, or `must` resume and there is none.
+    """
+    main = config.dist.node_rank == 0
+    if config.run.resume == "never" and not again:
+        if main and (newest_first(run) or read_record(run)):
+            shelve(run)
+        return None
+    folder = newest_good(run, stamp, say, trust=trust)
+    if main:
+        trim_metrics(run.metrics, step_of(folder))
+    if folder is None and config.run.resume == "must":
+        raise ResumeRefusedError("run.resume is must and there is no checkpoint", where=str(run.path))
+    if folder:
+        say(f"resuming from {folder}")
+    return folder
+
+
+def shelve(run: RunDir) -> None:
+    """Move the earlier attempt aside under `.../earlier-N`: starting anew loses nothing."""
+    number = 1 + len(list(run.path.glob("earlier-*")))
+    shelf = run.path / f"earlier-{number}"
+    shelf.mkdir()
+    for entry in ("checkpoints", "tb", "adapter", "model", "metrics.jsonl", "record.json", "run.json", "run.log"):
+        if (run.path / entry).exists():
+            shutil.move(run.path / entry, shelf / entry)
+    run.create()
+    say(f"the earlier attempt lies in {shelf}")
+
+
+def check_disk(run: RunDir, config: Config, facts: ModelFacts) -> None:
+    """Refuse a run whose checkpoints cannot fit.
+
+    Raises:
+        DiskFullError: with the bytes needed and free.
+    """
+    needed, free = estimate_run_bytes(config, facts), shutil.disk_usage(run.path).free
+    if needed > free:
+        gib = 2**30
+        raise DiskFullError(f"about {needed / gib:.1f} GiB are needed and {free / gib:.1f} free", where=str(run.path))
+
+
+def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -> None:
+    """What only the prepared rows show: positions that the model lacks, kernels that are not there, too few rows.
+
+    Raises:
+        ConfigError: naming the key.
+        EnvironmentProblem: a package that the config asks for is not installed.
+    """
+    longest = max(split.longest for split in data.splits.values())
+    if facts.max_positions and longest > facts.max_positions:
+        raise ConfigError(
+            f"a row has {longest} tokens and the model {facts.max_positions} positions",
+            where="model.max_seq_len",
+            fix=f"MODEL_MAX_SEQ_LEN={facts.max_positions} cuts longer rows",
+        )
+    if plan.attention.startswith("flash") and find_spec("flash_attn") is None:
+        raise EnvironmentProblem("flash_attn is not installed", where="model.attention", fix="use sdpa or auto")
+    rows = data.splits["train"].rows_kept
+    if config.train.dataloader_drop_last and rows < plan.micro_batch:
+        raise ConfigError(
+            f"{rows} rows are fewer than one batch of {plan.micro_batch}",
+            where="train.dataloader_drop_last",
+            fix="set it to false, or lower train.batch_size",
+        )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
