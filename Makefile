@@ -15,7 +15,7 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install demo config plan gpu-info memory-check train infer test test-all bench-overhead docs
+.PHONY: help install setup-accelerate demo config plan gpu-info memory-check train train-distributed train-deepspeed slurm infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -25,6 +25,9 @@ install: ## Create .venv and install the pinned stack; nothing happens when it i
 
 $(READY): pyproject.toml constraints.txt
 	@"$$PYTHON" -m sft_play.cli.install
+
+setup-accelerate: $(READY) ## Write down this machine's GPUs and precision for accelerate and every config (INTERACTIVE=1 asks)
+	@$(SFT_PLAY) setup-accelerate
 
 demo: $(READY) ## Fine-tune a real 135M model on this machine and see it answer before and after
 	@$(SFT_PLAY) demo
@@ -43,6 +46,15 @@ memory-check: $(READY) ## What each GPU holds now and by which process, beside w
 
 train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)
 	@$(SFT_PLAY) train
+
+train-distributed: $(READY) ## Fine-tune on all GPUs by the best strategy that fits (CONFIG=, NUM_GPUS=, NUM_NODES= NODE_RANK= MAIN_ADDRESS= MAIN_PORT=)
+	@$(SFT_PLAY) train-distributed
+
+train-deepspeed: $(READY) ## The same through DeepSpeed ZeRO-1, 2 or 3 (CONFIG=, DEEPSPEED_CONFIG=file.json)
+	@$(SFT_PLAY) train-deepspeed
+
+slurm: $(READY) ## Write an sbatch script that trains on several machines (CONFIG=, NUM_NODES=4)
+	@$(SFT_PLAY) slurm
 
 infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
 	@$(SFT_PLAY) infer

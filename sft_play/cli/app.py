@@ -33,6 +33,8 @@ COMMANDS = {
     "infer": "infer",
     "memory-check": "memory_check",
     "plan": "plan",
+    "setup-accelerate": "setup_accelerate",
+    "slurm": "slurm",
     "train": "train",
     "train-deepspeed": "train_deepspeed",
     "train-deepspeed-tb": "train_deepspeed_tb",

@@ -34,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     options = _options(argv)
     path = Path(environ["CONFIG"]) if environ.get("CONFIG") else None
     name = _key_name(environ["KEY"]) if environ.get("KEY") else None
-    resolved = resolve(path, environ, inputs=INPUTS_OF["config"], partial=path is None)
+    resolved = resolve(path, environ, distributed=True, inputs=INPUTS_OF["config"], partial=path is None)
     for line in resolved.notes:
         print(f"note: {line}", file=sys.stderr)
     for line in resolved.warnings:

@@ -91,7 +91,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def plan_inputs(environ: Mapping[str, str]) -> PlanInputs:
     """What `make plan` would plan from, on this machine."""
-    config = resolve(Path(environ["CONFIG"]), environ, inputs=INPUTS_OF["memory-check"]).config
+    config = resolve(Path(environ["CONFIG"]), environ, distributed=True, inputs=INPUTS_OF["memory-check"]).config
     return PlanInputs(
         config=config,
         hardware=select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=None),

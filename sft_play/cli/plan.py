@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sft_play.cli.inputs import config_path, planning_facts
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF
+from sft_play.config.keys import VARIABLES
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
 from sft_play.errors import UsageError, exit_code_of
@@ -17,14 +20,19 @@ from sft_play.facts.calibration import read_measured
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Hardware, parse_hardware
 from sft_play.facts.probe import probe_hardware
+from sft_play.launch.nodes import Meeting
+from sft_play.launch.spec import launch_argv
 from sft_play.plan.build import Plan, PlanInputs
 from sft_play.plan.explain import render_report, report_as_json
 from sft_play.plan.precision import name_of
 from sft_play.plan.report import make_report
 from sft_play.plan.select import allowed_layouts, select_gpus
+from sft_play.record.run_dir import RunDir, run_name
 
 # Earlier runs that are shown under a plan.
 SHOWN_RUNS = 3
+# Where machines meet in an example; any free port does.
+DEFAULT_PORT = 29500
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -37,7 +45,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--json", action="store_true", help="the plan for programs, see docs/plan.md")
     options = parser.parse_args(argv)
     calibrates = asks_to_calibrate(environ)
-    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF["plan"])
+    resolved = resolve(config_path(environ), environ, distributed=True, inputs=INPUTS_OF["plan"])
     config = resolved.config
     inputs = PlanInputs(
         config=config,
@@ -48,10 +56,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     )
     report = make_report(inputs)
     command = command_of(environ, report.plan)
+    launcher = launcher_of(config, config_path(environ).stem, report.plan) if report.plan else ""
     if options.json:
-        print(json.dumps(report_as_json(report, command), indent=2))
+        print(json.dumps(report_as_json(report, command, launcher), indent=2))
     else:
-        print(render_report(report, command))
+        print(render_report(report, command, launcher))
         if not inputs.hardware.described:
             show_measured(config, inputs)
     if report.refusal is None:
@@ -97,7 +106,10 @@ def machine(config: Config, environ: Mapping[str, str]) -> Hardware:
         EnvironmentProblem: `dist.gpus` names a GPU that is not there.
     """
     described = environ.get("HARDWARE")
-    seen = parse_hardware(described) if described else probe_hardware(environment=environ)
+    if described:
+        seen = parse_hardware(described)
+    else:
+        seen = replace(probe_hardware(environment=environ), nodes=config.dist.num_nodes)
     return select_gpus(seen, config.dist.gpus, default_count=None)
 
 
@@ -112,8 +124,26 @@ def cached_data(config: Config) -> DataFacts | None:
 
 
 def command_of(environ: Mapping[str, str], plan: Plan | None) -> str:
-    """The make line that runs this plan."""
-    config = environ.get("CONFIG", "")
-    if plan is None or plan.strategy == "single":
-        return f"make train CONFIG={config}"
-    return f"{plan.strategy} on {plan.world_size} GPUs: not available yet in this version; make train takes one GPU"
+    """The make line that runs this plan, with the variables that it was made with."""
+    name = "train" if plan is None or plan.strategy == "single" else "train-distributed"
+    if plan and plan.strategy.startswith("zero"):
+        name = "train-deepspeed"
+    words = [f"{variable}={shlex.quote(environ[variable])}" for variable in sorted(environ) if variable in VARIABLES]
+    if plan and plan.nodes > 1:
+        several = {"NUM_NODES": plan.nodes, "NODE_RANK": "0", "MAIN_ADDRESS": "HOST", "MAIN_PORT": DEFAULT_PORT}
+        words += [f"{one}={value}" for one, value in several.items() if one not in environ]
+    return " ".join(["make", name, f"CONFIG={shlex.quote(environ.get('CONFIG', ''))}", *words])
+
+
+def launcher_of(config: Config, stem: str, plan: Plan) -> str:
+    """What that make line starts on this machine, or on the first of several."""
+    dist = config.dist
+    meeting = Meeting(
+        nodes=plan.nodes,
+        node_rank=dist.node_rank,
+        address=dist.main_address or ("HOST" if plan.nodes > 1 else None),
+        port=dist.main_port if isinstance(dist.main_port, int) else DEFAULT_PORT if plan.nodes > 1 else None,
+    )
+    run = RunDir(Path(config.run.output_dir) / run_name(stem, config), dist.node_rank)
+    argv = launch_argv(plan, run, meeting)
+    return shlex.join([Path(argv[0]).name, *argv[1:]])

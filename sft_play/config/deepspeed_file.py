@@ -15,7 +15,7 @@ from sft_play.config import deepspeed_keys as known
 from sft_play.config.json_text import line_of, parse_json
 from sft_play.config.keys import KEYS
 from sft_play.config.nearest import nearest, spoken
-from sft_play.config.origin import Layer, Origin, Setting
+from sft_play.config.origin import Layer, Origin, OriginKind, Setting
 from sft_play.config.sources import read_text
 from sft_play.config.values import loosen, show
 from sft_play.errors import ConfigError, SftPlayError, UnknownKeyError
@@ -111,7 +111,8 @@ class _Reader:
             return
         value = loosen(KEYS[key], value)
         own = self.given.get(key)
-        if own is not None and own.origin.value not in (AUTO, value):
+        weaker = own is None or own.origin.kind is OriginKind.SETUP
+        if own is not None and not weaker and own.origin.value not in (AUTO, value):
             said = _said(names, value if shown is None else shown)
             what = f"{said} contradicts {key}: {show(own.origin.value)} ({own.origin.where})"
             self._error(names, what, 'make them equal, or write "auto" in the file')

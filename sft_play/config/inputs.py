@@ -25,6 +25,8 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "demo": ("ARGS", "PYTHON"),
     "gpu-info": ("ARGS", "PYTHON"),
     "memory-check": ("CONFIG", "ARGS", "PYTHON"),
+    "setup-accelerate": ("INTERACTIVE", "ARGS", "PYTHON"),
+    "slurm": ("CONFIG", "ARGS", "PYTHON"),
     "install": ("PYTHON", "TORCH_INDEX"),
 }
 """What each command reads beside the keys."""

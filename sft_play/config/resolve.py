@@ -17,6 +17,7 @@ from sft_play.config.origin import Layer, Origin, OriginKind, Resolved, Setting,
 from sft_play.config.rules import check_rules
 from sft_play.config.schema import Config
 from sft_play.config.secrets import looks_secret, secret_error
+from sft_play.config.setup_file import PRECISION, SETUP_FILE, read_setup, without_precision
 from sft_play.config.sources import ReadFiles, read_files
 from sft_play.config.values import show
 from sft_play.config.wording import key_of, missing_key, wrong_value
@@ -32,7 +33,7 @@ def resolve(
     config_path: Path | None,
     environ: Mapping[str, str],
     *,
-    setup: Layer | None = None,
+    distributed: bool = False,
     inputs: Collection[str] | None = None,
     partial: bool = False,
 ) -> Resolved:
@@ -42,7 +43,8 @@ def resolve(
 
     Args:
         config_path: the YAML file; None for the environment alone.
-        setup: what `setup-accelerate` wrote (`sources.read_mapping` makes the layer).
+        distributed: the run may take several GPUs and machines, so that those which `setup-accelerate` wrote down
+            count too. On a machine that HARDWARE describes nothing of that file does.
         inputs: what the calling command reads beside the keys (`environment.INPUTS_OF`); another command's inputs
             are refused on the make command line. None accepts those of every command.
         partial: let required keys stay unset, for commands that only show values; such a key holds
@@ -53,12 +55,13 @@ def resolve(
     """
     read = read_files(config_path) if config_path is not None else _NO_FILES
     env = read_environment(environ, inputs)
-    layers = [*([setup] if setup else []), *read.layers, env.layer]
+    setup, setup_errors = _setup_layer(environ, [*read.layers, env.layer], distributed=distributed)
+    layers = [setup, *read.layers, env.layer]
     merged = merge(layers)
     engine, engine_errors = deepspeed_layer(merged)
     layers.append(engine)
     merged = merge(layers)
-    draft = _Draft(settings=merged, errors=[*read.errors, *env.errors, *engine_errors])
+    draft = _Draft(settings=merged, errors=[*setup_errors, *read.errors, *env.errors, *engine_errors])
     draft.refuse_secrets()
     config = draft.validate()
     missing = [key for key in KEYS.values() if key.required and key.name not in merged]
@@ -80,6 +83,17 @@ def resolve(
     if draft.errors:
         raise SeveralErrors(_in_reading_order(draft.errors, read.files))
     return replace(resolved, notes=(*resolved.notes, *findings.notes), warnings=warnings)
+
+
+def _setup_layer(
+    environ: Mapping[str, str], stronger: Sequence[Layer], *, distributed: bool
+) -> tuple[Layer, list[SftPlayError]]:
+    """What `setup-accelerate` left in this folder."""
+    if environ.get("HARDWARE"):
+        return Layer(settings={}), []
+    layer, errors = read_setup(SETUP_FILE, distributed=distributed)
+    decided = any(key in one.settings for one in stronger for key in PRECISION)
+    return (without_precision(layer) if decided else layer), errors
 
 
 def merge(layers: Sequence[Layer]) -> dict[str, Setting]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -46,21 +44,6 @@ def read_files(path: Path) -> ReadFiles:
         errors=tuple(reader.errors),
         refused=frozenset(reader.refused),
     )
-
-
-def read_mapping(values: Mapping[str, Any], *, where: str, kind: OriginKind = OriginKind.SETUP) -> Layer:
-    """A layer from `{"dist.gpus": 2, ...}`, such as what `setup-accelerate` wrote.
-
-    Raises:
-        UnknownKeyError: a key that no section has.
-    """
-    settings = {}
-    for name, value in values.items():
-        if name not in KEYS:
-            raise unknown_key(name, where)
-        origin = Origin(kind=kind, where=where, value=loosen(KEYS[name], value))
-        settings[name] = Setting(key=name, origin=origin, error_place=where)
-    return Layer(settings=settings)
 
 
 @dataclass(kw_only=True)

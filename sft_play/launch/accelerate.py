@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import SingleQuotedScalarString
 
 from sft_play.launch.nodes import Meeting
 from sft_play.plan.build import Plan
@@ -39,7 +40,8 @@ def accelerate_config(plan: Plan, meeting: Meeting, run: RunDir) -> Any:
         filled["deepspeed_config"]["deepspeed_config_file"] = str(run.deepspeed_json.absolute())
         filled["deepspeed_config"]["zero3_init_flag"] = plan.strategy == "zero3"
     else:
-        filled["mixed_precision"] = MIXED_PRECISION[plan.autocast]
+        # Quoted: accelerate reads YAML 1.1, where a plain `no` is false.
+        filled["mixed_precision"] = SingleQuotedScalarString(MIXED_PRECISION[plan.autocast])
     if plan.strategy in ("fsdp", "hsdp"):
         filled["fsdp_config"]["fsdp_offload_params"] = plan.offload == "params"
     if plan.strategy == "hsdp":

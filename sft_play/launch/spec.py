@@ -63,7 +63,7 @@ def launch_argv(plan: Plan, run: RunDir, meeting: Meeting) -> tuple[str, ...]:
     if not needs_launcher(plan):
         return (sys.executable, *worker)
     if uses_accelerate(plan, meeting):
-        launcher = ("accelerate.commands.launch", "--config_file", str(run.accelerate_yaml.absolute()))
+        launcher = ("accelerate.commands.launch", "--config_file", str(run.accelerate_yaml))
         return (sys.executable, "-m", *launcher, *accelerate_options(meeting, processes=plan.world_size), *worker)
     options = torchrun_options(meeting, processes_here=plan.world_size // plan.nodes, run_id=run.path.name)
     return (sys.executable, "-m", "torch.distributed.run", *options, *worker)

@@ -18,11 +18,16 @@ BAR_WIDTH = 40
 SMALL_SHARE = 0.01
 
 
-def render_report(report: Report, command: str) -> str:
-    """The whole page."""
+def render_report(report: Report, command: str, launcher: str = "") -> str:
+    """The whole page.
+
+    Args:
+        command: the make line that runs the plan.
+        launcher: the command line behind it.
+    """
     blocks = [_machine(report), _table(report)]
     if report.plan and report.chosen:
-        blocks += [_decisions(report), _memory(report.chosen), _run(report, command)]
+        blocks += [_decisions(report), _memory(report.chosen), _run(report, command, launcher)]
     else:
         blocks.append([f"does not fit: {report.refusal.line() if report.refusal else ''}"])
     blocks += [_scaling(report), _warnings(report), _validated(report)]
@@ -135,7 +140,7 @@ def _bars(chosen: Candidate, phase: Phase) -> Iterator[tuple[str, int, str]]:
         yield "the rest", small, ""
 
 
-def _run(report: Report, command: str) -> list[str]:
+def _run(report: Report, command: str, launcher: str) -> list[str]:
     length, chosen = report.length, report.chosen
     assert chosen is not None
     known = [f"{length.steps:,} steps" if length.steps else "steps unknown: the data is not prepared yet"]
@@ -149,6 +154,7 @@ def _run(report: Report, command: str) -> list[str]:
         f"run      {', '.join(known)}",
         f"disk     {report.disk_bytes / GIB:.1f} GiB for checkpoints, result and logs",
         f"command  {command}",
+        *([f"         {launcher}"] if launcher else []),
     ]
 
 
@@ -173,7 +179,7 @@ def _validated(report: Report) -> list[str]:
     return ["no measured run stands behind these figures yet: docs/plan_accuracy.md says which are checked"]
 
 
-def report_as_json(report: Report, command: str) -> dict[str, Any]:
+def report_as_json(report: Report, command: str, launcher: str = "") -> dict[str, Any]:
     """The report for programs; docs/plan.md documents it."""
     inputs = report.inputs
     return {
@@ -197,6 +203,7 @@ def report_as_json(report: Report, command: str) -> dict[str, Any]:
         "warnings": list(report.warnings),
         "validated": report.validated,
         "command": command,
+        "launcher": launcher,
     }
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,28 @@ def test_a_finished_run_keeps_its_figure(workplace: Workplace) -> None:
     assert kept["memory_bytes"] == record["measured"]["memory_bytes"] > 0
     assert kept["predicted_memory_bytes"] == record["predicted"]["allocated_bytes"]
     assert kept["tokens_per_second"] == record["tokens_per_second"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "variables", "command", "launcher"),
+    [
+        ("1xH100-80", {}, "make train CONFIG=", "sft_play.runtime.worker runs/"),
+        ("2xH100-80", {"DIST_STRATEGY": "ddp"}, "make train-distributed CONFIG=", "accelerate.commands.launch"),
+        ("2xH100-80", {"DIST_STRATEGY": "zero2"}, "make train-deepspeed CONFIG=", "accelerate.commands.launch"),
+        ("2x8xH100-80", {"DIST_STRATEGY": "fsdp"}, "NUM_NODES=2 NODE_RANK=0 MAIN_ADDRESS=HOST", "--num_machines 2"),
+    ],
+)
+def test_the_command_is_the_one_that_runs_the_plan(
+    tmp_path: Path, machine: str, variables: dict[str, str], command: str, launcher: str
+) -> None:
+    config = tmp_path / "x.yaml"
+    config.write_text("model: {name: Qwen/Qwen3-0.6B}\ndata: {train: a.jsonl}\n")
+    environ = {
+        "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "CONFIG": str(config), "HARDWARE": machine, **variables,
+    }  # fmt: skip
+    words = [sys.executable, "-m", "sft_play", "plan", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert command in told["command"]
+    assert launcher in told["launcher"]
+    assert all(f"{name}={value}" in told["command"] for name, value in variables.items())

@@ -12,8 +12,8 @@ from sft_play.config.keys import KEYS
 from sft_play.config.old_names import OLD_NAMES
 from sft_play.config.origin import OriginKind
 from sft_play.config.resolve import resolve
-from sft_play.config.sources import read_files, read_mapping
-from sft_play.errors import SftPlayError, UnknownKeyError
+from sft_play.config.sources import read_files
+from sft_play.errors import SftPlayError
 
 
 def test_yaml_1_2_numbers_and_words(resolve_text: ResolveText) -> None:
@@ -236,14 +236,3 @@ def test_old_names_are_no_keys_of_ours() -> None:
     top_level = set(KEYS) | {key.section for key in KEYS.values()}
     assert not top_level & set(OLD_NAMES)
     assert set(OLD_NAMES.values()) <= set(KEYS)
-
-
-def test_what_setup_wrote_stands_between_default_and_file(resolve_text: ResolveText) -> None:
-    setup = read_mapping({"dist.gpus": "0,1", "train.seed": 5}, where="setup")
-    Path("x.yaml").write_text(BASE + "train: {seed: 6}\n")
-    resolved = resolve(Path("x.yaml"), {}, setup=setup)
-    assert resolved.config.dist.gpus == (0, 1)
-    assert resolved.origins["dist.gpus"].kind is OriginKind.SETUP
-    assert [one.value for one in resolved.origins["train.seed"].overrode] == [5, 42]
-    with pytest.raises(UnknownKeyError, match=r"nearest is dist\.gpus"):
-        read_mapping({"dist.gpu": 1}, where="setup")

@@ -9,8 +9,8 @@ from sft_play.runtime.trainer import SftPlayTrainer
 from tests.tiny import ROOT
 
 TARGETS = [
-    "help", "install", "demo", "config", "plan", "gpu-info", "memory-check",
-    "train", "infer", "test", "test-all", "bench-overhead", "docs",
+    "help", "install", "setup-accelerate", "demo", "config", "plan", "gpu-info", "memory-check",
+    "train", "train-distributed", "train-deepspeed", "slurm", "infer", "test", "test-all", "bench-overhead", "docs",
 ]  # fmt: skip
 EXIT_CODES = {
     "DONE": 0,

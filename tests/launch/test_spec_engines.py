@@ -151,6 +151,16 @@ def test_deepspeed_takes_every_filled_file_as_it_was_planned(
     assert (read.bfloat16_config.enabled, read.torch_autocast_enabled) == (mode == "full", mode == "lora")
 
 
+@pytest.mark.parametrize("autocast", ["fp32", "fp16", "bf16"])
+def test_every_precision_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autocast: str) -> None:
+    config, plan, run = make_config(), make_plan("ddp", autocast=autocast), make_run(folder=tmp_path / "run")
+    spec = launch_spec(config, plan, run, INPUTS)
+    run.create()
+    run.accelerate_yaml.write_text(spec.files[run.accelerate_yaml])
+    told = launch_environment(list(spec.argv[3:]), monkeypatch)
+    assert told["ACCELERATE_MIXED_PRECISION"] == ("no" if autocast == "fp32" else autocast)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
 def test_accelerate_starts_the_processes_that_the_file_names(tmp_path: Path, strategy: str) -> None:
     """The filled file with its GPUs taken away, started for real: two processes meet and know each other."""
