@@ -21,7 +21,7 @@ from tests.tiny import ROOT
 
 PRESETS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.name != "demo.yaml")
 # What a preset waits for, by its name; every other one could start today.
-WAITING = {"run_unsloth.yaml": "unsloth", "qlora_70b_2x24gb.yaml": "fsdp"}
+WAITING = {"run_unsloth.yaml": "unsloth"}
 
 
 def hardware_of(path: Path) -> str:
