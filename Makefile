@@ -15,7 +15,8 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install setup-accelerate demo config plan gpu-info memory-check train train-distributed train-deepspeed slurm infer test test-all bench-overhead docs
+.PHONY: help install setup-accelerate demo config plan gpu-info memory-check train train-distributed train-deepspeed \
+	train-distributed-tb train-deepspeed-tb slurm infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -44,7 +45,7 @@ gpu-info: $(READY) ## The GPUs, their links, the CPU, memory, disk and versions 
 memory-check: $(READY) ## What each GPU holds now and by which process, beside what a plan needs (CONFIG=)
 	@$(SFT_PLAY) memory-check
 
-train: $(READY) ## Fine-tune in one process, on one GPU or the CPU (CONFIG=, any SECTION_KEY=value)
+train: $(READY) ## Fine-tune, on one GPU or the CPU unless told of more (CONFIG=, any SECTION_KEY=value)
 	@$(SFT_PLAY) train
 
 train-distributed: $(READY) ## Fine-tune on all GPUs by the best strategy that fits (CONFIG=, NUM_GPUS=, NUM_NODES= NODE_RANK= MAIN_ADDRESS= MAIN_PORT=)
@@ -53,6 +54,12 @@ train-distributed: $(READY) ## Fine-tune on all GPUs by the best strategy that f
 train-deepspeed: $(READY) ## The same through DeepSpeed ZeRO-1, 2 or 3 (CONFIG=, DEEPSPEED_CONFIG=file.json)
 	@$(SFT_PLAY) train-deepspeed
 
+train-distributed-tb: $(READY) ## train-distributed with TensorBoard on http://localhost:6006 while it lives
+	@$(SFT_PLAY) train-distributed-tb
+
+train-deepspeed-tb: $(READY) ## train-deepspeed with TensorBoard on http://localhost:6006 while it lives
+	@$(SFT_PLAY) train-deepspeed-tb
+
 slurm: $(READY) ## Write an sbatch script that trains on several machines (CONFIG=, NUM_NODES=4)
 	@$(SFT_PLAY) slurm
 
@@ -60,13 +67,13 @@ infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt
 	@$(SFT_PLAY) infer
 
 test: $(READY) ## Lint, type check and all tests but the long ones
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not slow and not demo"
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not slow and not demo"
 
 test-all: $(READY) ## The long matrices too
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 -m "not gpu and not demo"
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not demo"
 
 bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
 	@.venv/bin/python -m benchmarks.overhead
 
-docs: $(READY) ## Regenerate docs/configuration.md and configs/schema.json
-	@.venv/bin/python -m sft_play.config.reference
+docs: $(READY) ## Regenerate docs/configuration.md, configs/schema.json, and what the presets say of their plans
+	@.venv/bin/python -m sft_play.config.reference && .venv/bin/python -m sft_play.cli.presets
