@@ -68,6 +68,7 @@ _WHOLE_KEYS = (
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
     "train.generation_max_new_tokens", "train.generation_num_beams", "train.generation_do_sample",
     "train.generation_temperature", "train.generation_top_p", "train.save_minutes",
+    "dist.all_to_all_reduce", "dist.copy_engine_all_gather",
 )  # fmt: skip
 
 NOT_YET: tuple[NotYet, ...] = (
@@ -83,6 +84,7 @@ NOT_YET: tuple[NotYet, ...] = (
         for name in ("train", "validation", "test")
     ),
     NotYet(key="train.loss", values=("full", "fused")),
+    NotYet(key="dist.prefetch", when=lambda value: value is True, words="true"),
     NotYet(
         key="train.metric_for_best_model",
         when=_other_metric,
