@@ -2,6 +2,6 @@
 
 import sys
 
-from sft_play.cli.app import run
+from sft_play.cli.app import main
 
-sys.exit(run())
+sys.exit(main())

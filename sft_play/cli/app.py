@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shlex
@@ -66,12 +67,24 @@ def run(argv: Sequence[str] | None = None) -> int:
         return fail(RankFailedError(f"{name}: {error}", where="a fault of this program", fix=REPORT_IT), debug=debug)
 
 
+def main() -> int:
+    """`run`, with what is left to write written before Python leaves: a closed pipe must not change the exit code."""
+    code = run()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return code
+
+
 def fail(error: SftPlayError, *, debug: bool) -> int:
     """Print an error, its traceback under `--debug`; returns the exit code."""
     if debug:
         traceback.print_exc()
-    for line in error.lines():
-        print(f"error: {line}", file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):  # nobody listens; the code says it
+        for line in error.lines():
+            print(f"error: {line}", file=sys.stderr)
     return exit_code_of(error)
 
 

@@ -41,6 +41,12 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return 0
     started = time.monotonic()
     if not (venv / "bin" / "pip").is_file() or venv_version(venv) != platform.python_version():
+        if venv.is_symlink():
+            raise EnvironmentProblem(
+                f"a link whose Python is not {platform.python_version()}; what it leads to is not ours to clear",
+                where=".venv",
+                fix="remove the link, or call make with the PYTHON that made it",
+            )
         say(f"creating .venv with Python {platform.python_version()}")
         run_step([sys.executable, "-m", "venv", "--clear", str(venv)])
     for title, arguments in steps(index, another_build=index != earlier):

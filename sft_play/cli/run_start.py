@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, TrainSection
 from sft_play.errors import ConfigError, DiskFullError, EnvironmentProblem, ResumeRefusedError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.shapes import ModelFacts
@@ -106,6 +106,23 @@ def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -
             f"{rows} rows are fewer than one batch of {plan.micro_batch}",
             where="train.dataloader_drop_last",
             fix="set it to false, or lower train.batch_size",
+        )
+
+
+def refuse_ignored(config: Config, plan: Plan) -> None:
+    """A setting of DDP under another strategy would do nothing.
+
+    Raises:
+        ConfigError: naming the key and the strategy that the plan took.
+    """
+    defaults = TrainSection()
+    keys = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
+    set_keys = [key for key in keys if getattr(config.train, key) != getattr(defaults, key)]
+    if set_keys and plan.strategy != "ddp":
+        raise ConfigError(
+            f"it has no effect under {plan.strategy}",
+            where=f"train.{set_keys[0]}",
+            fix="remove it, or DIST_STRATEGY=ddp",
         )
 
 

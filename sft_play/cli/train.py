@@ -14,7 +14,7 @@ from typing import Any
 from sft_play.cli.inputs import config_path
 from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
-from sft_play.cli.run_start import check_disk, check_rows, refuse_finished, say, where_to_start
+from sft_play.cli.run_start import check_disk, check_rows, refuse_finished, refuse_ignored, say, where_to_start
 from sft_play.config.dump import render_config
 from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.resolve import Resolved, overrides, resolve
@@ -83,7 +83,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     if "MAKELEVEL" in environ:  # whatever ends make ends the run, saved
         tie_to_parent()
     signal.signal(signal.SIGTERM, stop_before_start)
-    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF[name])
+    distributed = command.default_count is None
+    resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF[name], distributed=distributed)
     refuse_unavailable(resolved)
     announce(resolved)
     config = resolved.config
@@ -104,6 +105,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         plan = make_plan(replace(plan_inputs, data=prepared.facts))
         for reason in plan.reasons:
             say(reason)
+        refuse_ignored(config, plan)
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
         stamp = make_stamp(config, plan, prepared.facts.fingerprint, model.identity())
         ready()

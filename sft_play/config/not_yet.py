@@ -63,8 +63,7 @@ def _other_metric(value: Any) -> bool:
 _WHOLE_KEYS = (
     "tuning.quantization.storage", "data.packing", "data.streaming",
     "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
-    "train.group_by_length", "train.ddp_find_unused_parameters", "train.ddp_bucket_cap_mb",
-    "train.ddp_broadcast_buffers", "train.ddp_static_graph", "train.ddp_timeout", "train.eval_accumulation_steps",
+    "train.group_by_length", "train.eval_accumulation_steps",
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
     "train.generation_max_new_tokens", "train.generation_num_beams", "train.generation_do_sample",
     "train.generation_temperature", "train.generation_top_p", "train.save_minutes",

@@ -59,9 +59,9 @@ def _keep_used_precision(written: dict[str, Any], own: dict[str, Any], path: Pat
         ConfigError: such a section holds more, which would have no effect.
     """
     for name in ("bf16", "bfloat16", "fp16"):
-        section = written.pop(name, None) or {}
-        if name.replace("bfloat16", "bf16") in own:
-            written[name.replace("bfloat16", "bf16")] = section
+        section, ours = written.pop(name, None) or {}, name.replace("bfloat16", "bf16")
+        if own.get(ours, {}).get("enabled"):
+            written[ours] = {**written.get(ours, {}), **section}
             continue
         more = [key for key, value in section.items() if key != "enabled" and value != AUTO]
         if more:

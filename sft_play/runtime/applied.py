@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import AppliedDiffersError
 from sft_play.plan.build import Plan
+from sft_play.runtime.communication import apply_communication
 from sft_play.runtime.model import DTYPES
 from sft_play.runtime.trainer import SftPlayTrainer
 
@@ -29,7 +30,8 @@ class AppliedCallback(TrainerCallback):
         self.counts: dict[str, Any] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.counts = check_wrapped(self.trainer, self.config, self.plan)
+        communication = apply_communication(self.trainer.model_wrapped, self.config)
+        self.counts = {**check_wrapped(self.trainer, self.config, self.plan), "communication": communication}
 
 
 def check_applied(trainer: SftPlayTrainer, config: Config, plan: Plan) -> dict[str, int]:

@@ -16,6 +16,7 @@ import torch.distributed
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 
+from sft_play.config.schema import Config
 from sft_play.errors import AppliedDiffersError, NodesDifferError
 from sft_play.plan.build import Plan
 from sft_play.runtime.job import Job
@@ -62,7 +63,7 @@ def process_group(job: Job) -> Iterator[Ranks]:
     if ranks.world_size == 1 and not plan.strategy.startswith("zero"):
         yield ranks
         return
-    timeout = timedelta(seconds=job.config.dist.timeout_seconds)
+    timeout = timedelta(seconds=timeout_seconds(job.config))
     torch.distributed.init_process_group(
         plan.backend,
         timeout=timeout,
@@ -78,6 +79,11 @@ def process_group(job: Job) -> Iterator[Ranks]:
     # Not in a `finally`: a rank that leaves with an error must not wait for the others.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def timeout_seconds(config: Config) -> int:
+    """The longest wait in a collective, under its own name or its old one."""
+    return config.train.ddp_timeout or config.dist.timeout_seconds
 
 
 def present_group(plan: Plan) -> None:

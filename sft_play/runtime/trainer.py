@@ -23,6 +23,7 @@ from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
+from sft_play.runtime.dist import timeout_seconds
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import Job
 from sft_play.runtime.model import DTYPES
@@ -238,7 +239,11 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         disable_tqdm=True,
         max_length=None,  # rows come cut to length
         dataset_kwargs={"skip_prepare_dataset": True},
-        ddp_timeout=config.dist.timeout_seconds,
+        ddp_timeout=timeout_seconds(config),
+        ddp_find_unused_parameters=train.ddp_find_unused_parameters,
+        ddp_bucket_cap_mb=train.ddp_bucket_cap_mb,
+        ddp_broadcast_buffers=train.ddp_broadcast_buffers,
+        ddp_static_graph=train.ddp_static_graph,
         **engine_arguments(config, plan, run),
     )
 

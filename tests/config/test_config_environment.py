@@ -141,8 +141,8 @@ def test_a_command_without_a_config_refuses_what_it_does_not_read() -> None:
     with pytest.raises(SeveralErrors) as caught:
         check_inputs({"SFT_PLAY_MAKE_VARIABLES": names, "SPLIT": "x"}, INPUTS_OF["infer"])
     reads = "this one reads RUN, MODEL, ADAPTER, ARGS, PYTHON"
-    *first, last = [command for command, inputs in INPUTS_OF.items() if "CONFIG" in inputs]
-    readers = f"make {', '.join(first)} and {last} read it"
+    (*most, last) = [name for name, names in INPUTS_OF.items() if "CONFIG" in names]
+    readers = f"make {', '.join(most)} and {last} read it"
     assert caught.value.lines() == [
         f"RUNN: is no input of this command, nearest is RUN -> {reads}",
         f"CONFIG: is no input of this command -> {readers}; {reads}",

@@ -19,6 +19,7 @@ EXAMPLES = {
     "data.validation": [{"path": "a", "weight": 2}, "b"],
     "data.test": ["a", {"path": "a", "weight": 0.5}],
     "train.metric_for_best_model": "rougeL",
+    "dist.prefetch": True,
     "run.report_to": ["tensorboard", "wandb"],
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -50,9 +49,7 @@ def start(workplace: Workplace, port: int, *, through_make: bool) -> subprocess.
 def of_this_run(workplace: Workplace) -> list[int]:
     """Living processes that were started with this run's mark in their environment."""
     mark = str(workplace.path)
-    return [
-        pid for pid in descendants(1) if environment_of(pid).get("SFT_PLAY_TEST_RUN") == mark and pid != os.getpid()
-    ]
+    return [pid for pid in descendants(1) if environment_of(pid).get("SFT_PLAY_TEST_RUN") == mark]
 
 
 def read_until(process: subprocess.Popen[str], word: str) -> list[str]:

@@ -88,6 +88,14 @@ def test_a_rank_that_fails_is_named_and_takes_the_others_with_it(workplace: Work
     assert record["outcome"] == "LossNotFiniteError"
 
 
+def test_what_only_ddp_knows_reaches_ddp_and_is_refused_elsewhere(workplace: Workplace) -> None:
+    ddp = {"TRAIN_DDP_BUCKET_CAP_MB": "1", "TRAIN_DDP_STATIC_GRAPH": "true", "TRAIN_MAX_STEPS": "2"}
+    assert run_case(workplace, "lora", CASES["ddp"], "ddp", NCCL_TIMEOUT="600", **ddp).code == 0
+    refused = run_case(workplace, "lora", CASES["fsdp"], "fsdp", **ddp)
+    assert refused.code == 2
+    assert "train.ddp_bucket_cap_mb: it has no effect under fsdp" in refused.error_lines[0]
+
+
 def test_the_key_is_made_once_by_whoever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sft_play.record.signature import is_signed, read_or_make_key, sign
 

@@ -207,7 +207,11 @@ def test_a_users_file_is_filled_and_its_own_words_are_kept(tmp_path: Path) -> No
     assert (filled["steps_per_print"], filled["aio"]) == (10, {"block_size": 4096})
     assert (filled["train_batch_size"], filled["train_micro_batch_size_per_gpu"]) == (64, 4)
     assert filled["torch_autocast"]["enabled"]
-    assert filled["bf16"] == {"enabled": False}, "the engine would make the adapters 16-bit"
+    assert filled["bf16"] == {"enabled": False}
+    path.write_text(USERS.replace('"enabled": "auto"', '"enabled": true'))
+    assert deepspeed_config(config, make_plan("zero3", gpus=4, offload="optimizer", global_batch=64)) == filled
+    whole = make_config(dist={"deepspeed_config": str(path)}, train={"max_grad_norm": 0.5}, tuning={"mode": "full"})
+    assert deepspeed_config(whole, make_plan("zero3", gpus=4, global_batch=64))["bf16"] == {"enabled": True}
 
 
 @pytest.mark.parametrize(
