@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -119,7 +119,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
             )
             code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
             for line in lines:
-                print(f"error: {line}", file=sys.stderr)
+                with suppress(BrokenPipeError):  # nobody listens any more; the code says it
+                    print(f"error: {line}", file=sys.stderr, flush=True)
             if code != ExitCode.RANK_FAILED or lost == LOST_MACHINES * (plan.nodes > 1):
                 break
             say("a process was lost: going on from the last checkpoint once all machines are back")
