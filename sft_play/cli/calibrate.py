@@ -59,7 +59,8 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
             facts=facts,
             data=prepared.facts,
             only=(Layout(placement=Placement.SINGLE),),
-        )
+        ),
+        speed_at_longest=True,
     )
     plan = replace(plan, grad_accum=1, global_batch=plan.micro_batch)
     cache = Path(config.run.output_dir) / ".cache"

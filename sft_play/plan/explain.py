@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sft_play.facts.hardware import GIB, Hardware
+from sft_play.facts.hardware import GIB, Hardware, LinkKind
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.report import Report
 from sft_play.plan.strategy import Candidate
@@ -37,11 +37,14 @@ def render_report(report: Report, command: str, launcher: str = "") -> str:
 def describe_machine(hardware: Hardware) -> str:
     """The machine in one line."""
     if not hardware.gpus:
-        ram = f", {hardware.ram_bytes / GIB:.0f} GiB of memory" if hardware.ram_bytes else ""
-        return f"CPU{f', {hardware.cpu_cores} cores' if hardware.cpu_cores else ''}{ram}"
+        ram = f", {hardware.ram_bytes / GIB:.0f} GiB of memory" if hardware.ram_bytes else ", memory unknown"
+        processes = f", {hardware.cpu_processes} processes" if hardware.cpu_processes > 1 else ""
+        return f"CPU{f', {hardware.cpu_cores} cores' if hardware.cpu_cores else ''}{ram}{processes}"
     kinds = dict.fromkeys(gpu.name for gpu in hardware.gpus)
     count = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
-    link = f", {hardware.link.value} {hardware.link_bytes_per_second / 1e9:.0f} GB/s" if len(hardware.gpus) > 1 else ""
+    amd = hardware.gpus[0].family.startswith("cdna")
+    kind = "xGMI" if amd and hardware.link is LinkKind.NVLINK else hardware.link.value
+    link = f", {kind} {hardware.link_bytes_per_second / 1e9:.0f} GB/s" if len(hardware.gpus) > 1 else ""
     size = f"{hardware.smallest_gpu_bytes / GIB:.1f} GiB usable each"
     origin = " (described, not probed)" if hardware.described else ""
     return f"{count}{len(hardware.gpus)} x {' and '.join(kinds)}, {size}{link}{origin}"
@@ -65,10 +68,12 @@ def _machine(report: Report) -> list[str]:
 
 
 def _table(report: Report) -> list[str]:
-    head = ("", "strategy", "GiB a GPU", "shown", "fits", "batch", "tokens/s", "MFU", "host GiB", "")
+    size = _size(report)
+    head = ("", "strategy", size, "shown", "fits", "batch", "tokens/s", "MFU", "host GiB", "")
     rows = [_row(one, report) for one in report.choice.candidates]
     lines = _columns([head, *rows])
-    legend = "GiB a GPU: the least it runs in; shown: what nvidia-smi would show; batch: micro-batch x accumulation"
+    shown = "nvidia-smi" if report.inputs.hardware.gpus else "a process list"
+    legend = f"{size}: the least it runs in; shown: what {shown} would show; batch: micro-batch x accumulation"
     if not report.inputs.only:
         lines += _not_possible(report.choice.illegal)
     speed = next((one.speed for one in report.choice.candidates if one.speed), None)
@@ -111,13 +116,17 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def _size(report: Report) -> str:
+    return "GiB a GPU" if report.inputs.hardware.gpus else "GiB"
+
+
 def _decisions(report: Report) -> list[str]:
     assert report.plan is not None
     return ["decided", *(f"  {reason}" for reason in report.plan.reasons)]
 
 
 def _memory(chosen: Candidate) -> list[str]:
-    lines = ["memory by phase, GiB a GPU"]
+    lines = ["memory by phase, GiB on one device"]
     most = max(total_bytes(parts) for parts in chosen.memory.phases.values())
     for phase, parts in chosen.memory.phases.items():
         size = total_bytes(parts)

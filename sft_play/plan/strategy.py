@@ -271,14 +271,20 @@ def _fastest(fitting: Sequence[Candidate]) -> Candidate | None:
 
     Every candidate is compared with the best one and with no other, so that ties need not be transitive.
     """
-    # Offloading is for what fits in no other way: its speed hangs on a host that the plan knows little of.
-    fitting = [one for one in fitting if one.layout.offload is Offload.NONE] or list(fitting)
+    # Offloading and splitting layers are for what fits in no other way: the one hangs on a host that the plan knows
+    # little of, the other leaves all GPUs but one idle. Between the two the figures decide.
+    fitting = [one for one in fitting if _stands_alone(one.layout)] or list(fitting)
     if not fitting:
         return None
     best = max(one.tokens_per_second for one in fitting)
     near = [one for one in fitting if one.tokens_per_second >= best * (1 - TIE)]
     simplest = {layout: place for place, layout in enumerate(layouts())}
     return min(near, key=lambda one: simplest.get(one.layout, len(simplest)))
+
+
+def _stands_alone(layout: Layout) -> bool:
+    """Everything stays on the GPUs, and all of them work."""
+    return layout.offload is Offload.NONE and layout.placement is not Placement.LAYER_SPLIT
 
 
 def _reason(one: Candidate, chosen: Candidate | None, hardware: Hardware) -> str:

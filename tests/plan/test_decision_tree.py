@@ -12,6 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from sft_play.plan.strategy import Candidate, Choice
 
 GOLDEN = Path(__file__).parent / "golden" / "decision_tree.txt"
 MACHINES = (
-    "cpu", "1xT4", "8xT4", "1xRTX4090", "2xRTX4090", "8xL40S",
+    "cpu", "1xT4", "8xT4", "8xT4, 30 GiB RAM", "1xRTX4090", "2xRTX4090", "8xL40S",
     "1xA100-80", "2xA100-80", "8xA100-80", "2x8xA100-80", "4xH200",
 )  # fmt: skip
 MODELS = (
@@ -35,14 +36,15 @@ MODELS = (
 METHODS = ("full", "lora", "qlora")
 # From what needs most memory on a GPU to what needs least: the order in which a growing model meets them.
 BRANCHES = (
-    ("single", "ddp"), ("zero1",), ("zero2",), ("fsdp", "hsdp", "zero3", "tp"), ("layer_split",),
+    ("single", "ddp"), ("zero1",), ("zero2",), ("fsdp", "hsdp", "zero3", "tp"),
     ("zero2 + optimizer offload", "zero3 + optimizer offload"), ("zero3 + params offload", "fsdp + params offload"),
+    ("layer_split",),
 )  # fmt: skip
 HEADER = """\
 What the plan chooses: 2,048 tokens a row, nothing fixed but the method, so 32 rows a step (or the next multiple).
 Columns: model, strategy, micro-batch x accumulation x data-parallel ranks, checkpointing, GiB needed on each GPU (on a
 machine without, of RAM), GiB of host memory in all, tokens/s, and the runner-up with its speed beside the chosen one's.
-A described machine has as much RAM as is needed. Where nothing fits, the layout that comes nearest is shown.
+A machine has as much RAM as is needed where none is named. Where nothing fits, the layout that comes nearest is shown.
 Written by python -m tests.plan.test_decision_tree --write
 """
 
@@ -85,12 +87,18 @@ def render() -> str:
 
 def machine_lines(name: str) -> Iterator[str]:
     """One machine: a heading, and a table for each method."""
-    hardware = parse_hardware(name)
+    hardware = machine_of(name)
     yield f"{name}{heading(hardware)}"
     for method in METHODS:
         for model in MODELS:
             yield f"  {method:<6}{model.split('/')[1]:<14}{row(choose_for(model, method, name), hardware)}".rstrip()
         yield ""
+
+
+def machine_of(name: str) -> Hardware:
+    """A described machine, with `, N GiB RAM` where its RAM is part of the case."""
+    described, _, ram = name.partition(", ")
+    return replace(parse_hardware(described), ram_bytes=int(ram.split()[0]) * GIB if ram else 0)
 
 
 def heading(hardware: Hardware) -> str:
@@ -105,7 +113,7 @@ def choose_for(model: str, method: str, machine: str) -> Choice:
     """What the plan chooses for a config that fixes nothing but model and method."""
     values = {"model": {"name": model}, "tuning": {"mode": method}, "data": {"train": "absent"}}
     config = Config.model_validate(values)
-    return choose(PlanInputs(config=config, hardware=parse_hardware(machine), facts=read_model_facts(model)))
+    return choose(PlanInputs(config=config, hardware=machine_of(machine), facts=read_model_facts(model)))
 
 
 def row(choice: Choice, hardware: Hardware) -> str:
