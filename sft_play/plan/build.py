@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sft_play.config.schema import Config
@@ -195,6 +195,7 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
     source = "the longest row" if inputs.data else "model.max_seq_len; the data is not prepared yet"
     return (
         f"strategy {candidate.layout.name}: {candidate.reason}",
+        *_of_the_strategy(inputs, candidate),
         f"batch: {candidate.batch.arithmetic()}",
         rate_reason(config, settings.global_batch),
         f"length {length} tokens: {source}",
@@ -205,6 +206,16 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
         f"attention {choose_attention(config, inputs.gpu)}",
         *([f"warning: {slow}"] if slow else []),
     )
+
+
+def _of_the_strategy(inputs: PlanInputs, candidate: Candidate) -> Iterator[str]:
+    """What a user of the strategy should know beside its figures."""
+    if candidate.layout.placement is Placement.LAYER_SPLIT:
+        yield "layer split saves memory and no time: the GPUs take turns, one works while the others wait"
+    if inputs.hardware.unequal:
+        yield "warning: the GPUs differ: the smallest sets the batch and the slowest the pace; DIST_GPUS=0,1 picks some"
+    if inputs.gpu and not inputs.config.train.deterministic:
+        yield "kernels are the fastest: two runs differ in the last bits; TRAIN_DETERMINISTIC=true makes them equal"
 
 
 def does_not_fit(inputs: PlanInputs, choice: Choice) -> ConfigError:
