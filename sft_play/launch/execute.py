@@ -48,7 +48,7 @@ def execute(
     try:
         worker = subprocess.Popen(
             spec.argv if spec.alone else tied(signal.SIGKILL, *spec.argv),
-            env={**environ, **spec.environment},
+            env={**environ, **spec.environment, "SFT_PLAY_PARENT": str(os.getpid())},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if spec.alone else log,
             start_new_session=True,

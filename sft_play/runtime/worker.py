@@ -21,6 +21,7 @@ from transformers import TrainerState, set_seed
 from sft_play.config.schema import TuningMode
 from sft_play.errors import (
     AppliedDiffersError,
+    ExitCode,
     RankFailedError,
     exit_code_of,
 )
@@ -169,11 +170,27 @@ def peak_memory_bytes(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def parent_lives() -> bool:
+    """Whether the process that started the run is still there: it may have died while this one was importing."""
+    parent = int(os.environ.get("SFT_PLAY_PARENT", 0))
+    if not parent:
+        return True
+    try:
+        os.kill(parent, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
 def main(run_json: Path) -> int:
     """Run the job and leave its outcome in exit.json and record.json."""
     # If the parent is killed, this process saves and leaves instead of training on unseen (Linux only).
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if not parent_lives():
+        return int(ExitCode.RANK_FAILED)
     # Deprecations of the stack are for whoever upgrades it, not for the user of a run.
     warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()

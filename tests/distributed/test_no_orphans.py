@@ -87,3 +87,16 @@ def test_nothing_is_left_and_the_state_is_saved(
     assert code == {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}[number]
     (saved, *_) = newest_first(RunDir(workplace.path / "runs/tiny"))
     assert folder_problem(saved) == ""
+
+
+def test_ranks_whose_parent_died_while_they_were_starting_leave(workplace: Workplace) -> None:
+    process = start(workplace, 16106, through_make=False)
+    deadline = time.monotonic() + 60
+    while not [pid for pid in of_this_run(workplace) if "LOCAL_RANK" in environment_of(pid)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    while (left := of_this_run(workplace)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
