@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from sft_play.config.schema import Config
+from sft_play.facts.data import DataFacts, SplitFacts
 from sft_play.facts.hardware import Hardware
 from sft_play.facts.model import catalog, facts_from_config
 from sft_play.facts.shapes import ModelFacts
@@ -94,9 +95,28 @@ class Case:
             config=self.config(steps=steps),
             hardware=hardware,
             facts=self.facts(),
+            data=equal_rows(self.micro_batch * steps, self.seq_len),
             only=[Layout(placement=Placement.SINGLE)],
         )
         return choose(inputs).candidates[0]
+
+
+def equal_rows(rows: int, seq_len: int) -> DataFacts:
+    """What a case trains on: random tokens in rows of one length, so that nothing is padded and no mask is made."""
+    train = SplitFacts(
+        rows_read=rows,
+        rows_kept=rows,
+        dropped={},
+        truncated=0,
+        tokens=rows * seq_len,
+        loss_tokens=rows * (seq_len - 1),
+        longest=seq_len,
+        percentiles={},
+        histogram=((seq_len, rows),),
+        formats={},
+        end_of_turn_share=1.0,
+    )
+    return DataFacts(key="", fingerprint="", max_seq_len=seq_len, splits={"train": train})
 
 
 LLAMA_1B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B"
