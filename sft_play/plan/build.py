@@ -84,14 +84,16 @@ def choose(inputs: PlanInputs) -> Choice:
     """Every legal layout with its figures, and the one taken.
 
     Raises:
-        ConfigError: batch values that contradict each other, or a precision or kernel that the device lacks.
+        ConfigError: batch values that contradict each other, a precision or kernel that the device lacks, or no
+            layout of those to choose from can run.
     """
     config = inputs.config
     variants = settings_variants(config, inputs.gpu, inputs.data)
     inputs = replace(inputs, only=able_here(inputs))
-    for layout in inputs.only if len(inputs.only) == 1 else ():
-        if why := why_impossible(inputs.facts, variants[0], inputs.hardware, layout):
-            raise ConfigError(f"{layout.name} {why}", where="dist.strategy", fix="use auto, or change dist.gpus")
+    refused = [why_impossible(inputs.facts, variants[0], inputs.hardware, layout) for layout in inputs.only]
+    if inputs.only and all(refused):
+        what = f"{inputs.only[0].name} {refused[0]}"
+        raise ConfigError(what, where="dist.strategy", fix="use auto, or change dist.gpus")
     return choose_strategy(
         inputs.facts, variants, inputs.hardware, batch_request(config, inputs.data), only=inputs.only
     )

@@ -11,7 +11,7 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.batch import Batch, allowed_batches, choose_batch
 from sft_play.plan.lengths import speed_on_rows
 from sft_play.plan.memory import Estimate, estimate
-from sft_play.plan.settings import Dtype, Method, Offload, Placement, Settings
+from sft_play.plan.settings import Dtype, Method, Offload, Optimizer, Placement, Settings
 from sft_play.plan.speed import Speed
 
 # Share of a GPU's memory that a plan leaves free: the memory model's error, and what else a desktop card shows.
@@ -22,6 +22,8 @@ ORDER = (
     Placement.SINGLE, Placement.DDP, Placement.ZERO1, Placement.ZERO2, Placement.FSDP, Placement.ZERO3,
     Placement.HSDP, Placement.TP, Placement.LAYER_SPLIT,
 )  # fmt: skip
+# Where every rank, or the one process, keeps the optimizer state of whole weights.
+_WHOLE_STATE = frozenset({Placement.SINGLE, Placement.DDP, Placement.LAYER_SPLIT})
 _DEEPSPEED = frozenset({Placement.ZERO1, Placement.ZERO2, Placement.ZERO3})
 
 
@@ -144,6 +146,8 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
         return "" if ranks == 1 else f"would leave {ranks - 1} of {ranks} {one}s idle".replace("processs", "processes")
     if placement is Placement.LAYER_SPLIT and not hardware.gpus:
         return "needs GPUs"
+    if base.optimizer is Optimizer.ADAFACTOR and placement not in _WHOLE_STATE:
+        return "shards the optimizer, and adafactor's factors are made from whole weights: take an AdamW"
     if placement in {Placement.FSDP, Placement.HSDP} and layout.offload is not Offload.NONE and not hardware.gpus:
         return "needs a GPU: torch offloads from one, and everything is in host memory already"
     if placement in {Placement.ZERO2, Placement.ZERO3} and layout.offload is not Offload.NONE:

@@ -1,4 +1,4 @@
-"""What `dist` asks of FSDP2's communication: explicit prefetch, reduction by all-to-all, gathers by copy engines."""
+"""FSDP2's communication: what `dist` asks of it, and when a trained head is gathered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -47,6 +48,25 @@ class AllToAllReduceScatter(ReduceScatter):
         torch.sum(received.view(group.size(), *output_tensor.shape), dim=0, out=output_tensor)
 
 
+def gather_trained_head(model: torch.nn.Module) -> bool:
+    """Have a trained output head whole before the loss reads its weight, whatever unit it lies in.
+
+    The chunked loss takes the weight without calling the head. In a unit of its own it would then still lie in
+    shards: trl gathers it there by itself, and each rank would keep its own gradient without adding the others'.
+
+    Returns:
+        Whether there is such a head.
+    """
+    unwrapped = model.get_base_model() if isinstance(model, PeftModel) else model
+    heads = getattr(unwrapped, "get_output_embeddings", lambda: None)()
+    if not isinstance(heads, FSDPModule) or not any(weight.requires_grad for weight in heads.parameters()):
+        return False
+    unit: FSDPModule = heads
+    # After the wrapper's own hook, which has begun the forward pass; the end of the backward pass shards it again.
+    model.register_forward_pre_hook(lambda *_: unit.unshard())
+    return True
+
+
 def apply_communication(model: torch.nn.Module, config: Config) -> list[str]:
     """Set what the config asks for on every sharded unit of a wrapped model; other engines are told by their files.
 
@@ -59,7 +79,7 @@ def apply_communication(model: torch.nn.Module, config: Config) -> list[str]:
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not units:
         return []
-    done = []
+    done = ["trained head gathered first"] if gather_trained_head(model) else []
     if config.dist.prefetch is True:
         for unit, following in pairwise(units):
             unit.set_modules_to_forward_prefetch([following])

@@ -27,6 +27,7 @@ from sft_play.runtime.dist import timeout_seconds
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import Job
 from sft_play.runtime.model import DTYPES
+from sft_play.runtime.rows import SilentWhereEmpty, filled, repeat_no_row, silent_row
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
 
 # A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
@@ -50,6 +51,9 @@ class SftPlayTrainer(SFTTrainer):
         if isinstance(self.model, PeftModel):
             train_in_fp32(self.model)
 
+    def get_train_dataloader(self) -> Any:
+        return repeat_no_row(super().get_train_dataloader())
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
@@ -72,9 +76,9 @@ class SftPlayTrainer(SFTTrainer):
         inputs = self._prepare_inputs(inputs)
         tokens = inputs["labels"][:, 1:].ne(-100).sum()
         with torch.no_grad(), self.compute_loss_context_manager():
-            # Divided by one item the loss is the sum over tokens; it is scaled up by the number of ranks.
+            # Divided by one item the loss is the sum over tokens; it is scaled up by the ranks that see other rows.
             total = self.compute_loss(model, inputs, num_items_in_batch=torch.ones_like(tokens))
-        total = total.double() / self.accelerator.num_processes
+        total = total.double() / (self.accelerator.num_processes // self.get_tp_size())
         self._evaluated += torch.stack([total.cpu(), tokens.double().cpu()])
         return (total / tokens.clamp(min=1)).float(), None, None
 
@@ -145,16 +149,18 @@ def build_trainer(
     job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]
 ) -> SftPlayTrainer:
     """The trainer for the job's prepared rows (columns input_ids and labels)."""
+    held_out, rows = job.dataset("validation"), job.dataset("train")
     trainer = SftPlayTrainer(
         job.run,
         job.stamp,
         model=model,
         args=arguments,
-        train_dataset=job.dataset("train"),
-        eval_dataset=job.dataset("validation"),
+        train_dataset=rows,
+        eval_dataset=filled(held_out, arguments.eval_batch_size, job.plan) if held_out is not None else None,
         processing_class=tokenizer,
         callbacks=callbacks,
     )
+    trainer.data_collator = SilentWhereEmpty(trainer.data_collator, silent_row(rows))
     if job.plan.strategy in ("fsdp", "hsdp"):
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS

@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from tests.tiny import Done, Workplace
 
 STEPS = 20
-LORA = {"mode": "lora", "lora": {"r": 4, "alpha": 8, "dropout": 0.0}}
+ADAPTER = {"r": 4, "alpha": 8, "dropout": 0.0}
+LORA = {"mode": "lora", "lora": ADAPTER}
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"tuning": {"mode": "full"}},
     "lora": {"tuning": LORA},
+    "lora-head": {"tuning": {"mode": "lora", "lora": {**ADAPTER, "modules_to_save": ["lm_head"]}}},
     "full-bf16": {"tuning": {"mode": "full"}, "model": {"dtype": "auto"}, "train": {"bf16": True}},
     "lora-bf16": {"tuning": LORA, "model": {"dtype": "bf16"}, "train": {"bf16": True}},
     "qlora": {"tuning": {**LORA, "mode": "qlora"}, "model": {"dtype": "bf16"}, "train": {"bf16": True}},

@@ -9,6 +9,8 @@ from tests.distributed.runs import CASES, SINGLE, STEPS, Case, Outcome, run_case
 from tests.tiny import Workplace
 
 EXACT = [(method, case) for method in ("full", "lora") for case in CASES if (method, case) != ("lora", "tp")]
+# A head that trains beside an adapter lies in a unit of its own under FSDP2.
+EXACT += [("lora-head", name) for name in ("fsdp", "hsdp", "zero3")]
 # bf16 products depend on the shape of the batch, and FSDP and ZeRO gather full weights in bf16.
 ROUNDED = [
     ("full-bf16", "fsdp"),

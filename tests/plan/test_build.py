@@ -145,3 +145,18 @@ def test_what_would_fit_is_said_in_memory_where_there_is_no_gpu() -> None:
 def test_a_forced_layout_is_the_only_one() -> None:
     assert allowed_layouts(config()) == ()
     assert allowed_layouts(config(dist={"strategy": "zero2"})) == (Layout(placement=Placement.ZERO2),)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tp", "zero1", "zero2", "zero3"])
+def test_adafactor_is_refused_where_its_state_would_be_sharded(strategy: str) -> None:
+    """On flat shards it takes other steps than on whole weights, and DTensors stop it in the middle."""
+    settings: dict[str, Any] = {"train": {"optim": "adafactor"}, "tuning": {"mode": "full"}}
+    with pytest.raises(ConfigError, match="adafactor"):
+        make_plan(inputs("2xA100-80", dist={"strategy": strategy}, **settings))
+    assert make_plan(inputs("2xA100-80", **settings)).strategy == "ddp"
+
+
+def test_a_command_whose_every_layout_is_impossible_is_refused() -> None:
+    made = inputs("2xA100-80", train={"optim": "adafactor"}, tuning={"mode": "full"})
+    with pytest.raises(ConfigError, match="adafactor"):
+        make_plan(replace(made, only=allowed_layouts(made.config, (Placement.ZERO1, Placement.ZERO2))))
