@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,23 @@ def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -
             f"{rows} rows are fewer than one batch of {together}",
             where="train.dataloader_drop_last",
             fix="set it to false, or lower train.batch_size",
+        )
+
+
+def check_nvme(config: Config, plan: Plan) -> None:
+    """What DeepSpeed's offload to a disk needs, before anything is loaded.
+
+    Raises:
+        ConfigError: `dist.nvme_path` is no folder.
+        EnvironmentProblem: the library for asynchronous reads is not installed.
+    """
+    if not config.dist.nvme_path or plan.offload == "none":
+        return
+    if not Path(config.dist.nvme_path).is_dir():
+        raise ConfigError(f"no folder {config.dist.nvme_path}", where="dist.nvme_path", fix="name one on a fast disk")
+    if find_library("aio") is None:
+        raise EnvironmentProblem(
+            "libaio is not installed", where="dist.nvme_path", fix="install libaio-dev (libaio-devel)"
         )
 
 

@@ -14,7 +14,15 @@ from typing import Any
 from sft_play.cli.inputs import config_path
 from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
-from sft_play.cli.run_start import check_disk, check_rows, refuse_finished, refuse_ignored, say, where_to_start
+from sft_play.cli.run_start import (
+    check_disk,
+    check_nvme,
+    check_rows,
+    refuse_finished,
+    refuse_ignored,
+    say,
+    where_to_start,
+)
 from sft_play.config.dump import render_config
 from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.resolve import Resolved, overrides, resolve
@@ -106,6 +114,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         for reason in plan.reasons:
             say(reason)
         refuse_ignored(config, plan)
+        check_nvme(config, plan)
+        if command.placements and Placement(plan.strategy) not in command.placements:
+            say(f"note: the config names {plan.strategy}, which make {other_command(command)} would choose from")
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
         stamp = make_stamp(config, plan, prepared.facts.fingerprint, model.identity())
         ready()
@@ -127,6 +138,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     if code == ExitCode.DONE and config.dist.node_rank == 0:
         finish(run, config, plan)
     return code
+
+
+def other_command(command: Command) -> str:
+    """The command that offers what this one does not."""
+    pair = ("distributed", "deepspeed")
+    mine, other = pair if pair[0] in command.name else pair[::-1]
+    return command.name.replace(mine, other)
 
 
 def hardware_for(config: Config, command: Command, environ: Mapping[str, str]) -> Hardware:

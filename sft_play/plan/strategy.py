@@ -179,7 +179,7 @@ def _why_pointless(base: Settings, hardware: Hardware, layout: Layout) -> str:
 def _why_no_hybrid(base: Settings, hardware: Hardware, layout: Layout) -> str:
     ranks, shards = hardware.world_size, hybrid_shards(hardware, layout)
     if shards > 1 and (ranks % shards or ranks == shards) and (hardware.nodes > 1 or layout.sharding_factor):
-        return f"{ranks} ranks are no multiple of {shards} with two copies or more"
+        return f"needs two copies or more of the weights: {ranks} ranks do not divide into several groups of {shards}"
     return ""
 
 

@@ -96,6 +96,13 @@ def test_what_only_ddp_knows_reaches_ddp_and_is_refused_elsewhere(workplace: Wor
     assert "train.ddp_bucket_cap_mb: it has no effect under fsdp" in refused.error_lines[0]
 
 
+def test_a_disk_for_offload_that_is_not_there_is_said_before_anything_loads(workplace: Workplace) -> None:
+    refused = run_case(workplace, "full", CASES["zero3-offload"], "nvme", DIST_NVME_PATH="absent")
+    assert refused.code == 2
+    assert "dist.nvme_path: no folder absent" in refused.error_lines[0]
+    assert "loading" not in refused.out
+
+
 def test_the_key_is_made_once_by_whoever_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sft_play.record.signature import is_signed, read_or_make_key, sign
 
