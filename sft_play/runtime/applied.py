@@ -110,7 +110,7 @@ def _ddp(wrapped: Any, plan: Plan) -> tuple[list[str], int]:
 
 
 def _fsdp(wrapped: Any, plan: Plan) -> tuple[list[str], int]:
-    """Every trained weight lies on the planned mesh, and this rank holds its share of it only."""
+    """Every weight, frozen and packed ones too, lies on the planned mesh, and this rank holds its share of it only."""
     if not isinstance(wrapped, FSDPModule):
         return [f"FSDP2 was planned and {type(wrapped).__name__} applied"], 1
     shards = plan.sharding_factor or plan.world_size
@@ -118,7 +118,7 @@ def _fsdp(wrapped: Any, plan: Plan) -> tuple[list[str], int]:
     wrong = [
         f"{name} is not sharded over {mesh}"
         for name, weight in wrapped.named_parameters()
-        if weight.requires_grad and not (isinstance(weight, DTensor) and tuple(weight.device_mesh.shape) == mesh)
+        if not (isinstance(weight, DTensor) and tuple(weight.device_mesh.shape) == mesh)
     ]
     return wrong[:1], shards
 

@@ -20,6 +20,7 @@ from sft_play.errors import ModelError
 from sft_play.plan.build import Plan
 from sft_play.runtime.dist import Ranks
 
+SHARDS_WEIGHTS = ("fsdp", "hsdp", "zero3")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -85,6 +86,8 @@ def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
         bnb_4bit_quant_type=config.tuning.quantization.type,
         bnb_4bit_use_double_quant=config.tuning.quantization.double,
         bnb_4bit_compute_dtype=DTYPES[plan.autocast],
+        # FSDP2 leaves bytes whole on every rank; packed into the type of the other weights they are sharded too.
+        bnb_4bit_quant_storage=DTYPES[plan.dtype] if plan.strategy in SHARDS_WEIGHTS else torch.uint8,
     )
 
 
