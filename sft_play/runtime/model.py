@@ -52,7 +52,9 @@ def placement(plan: Plan, ranks: Ranks) -> dict[str, Any]:
     """Where the weights go while they are read: to this rank's GPU, or to the host where they are sharded later."""
     if plan.strategy == "tp":
         return {"distributed_config": DistributedConfig(tp_size=plan.world_size)}
-    if plan.device == "cpu" or plan.strategy in ("fsdp", "hsdp", "zero3"):
+    if plan.strategy in ("fsdp", "hsdp"):
+        return {"device_map": {"": "cpu"}}  # 4-bit weights would otherwise be read whole onto each GPU
+    if plan.device == "cpu" or plan.strategy == "zero3":
         return {}
     return {"device_map": "sequential" if plan.strategy == "layer_split" else {"": ranks.local_rank}}
 
