@@ -156,8 +156,9 @@ def hardware_for(config: Config, command: Command, environ: Mapping[str, str]) -
     seen = probe_hardware(environment=environ)
     refuse_hidden_gpus(seen, environ)
     taken = select_gpus(seen, config.dist.gpus, default_count=command.default_count)
-    if taken.cpu_processes > 1:
-        print(f"warning: no GPU is there: {taken.cpu_processes} processes train on the CPU over gloo", file=sys.stderr)
+    if config.dist.gpus and not taken.gpus:
+        many = "one process trains" if taken.cpu_processes == 1 else f"{taken.cpu_processes} processes train"
+        print(f"warning: no GPU is there: {many} on the CPU", file=sys.stderr)
     return replace(taken, nodes=config.dist.num_nodes)
 
 

@@ -57,6 +57,12 @@ def test_a_gpu_that_is_not_there(workplace: Workplace) -> None:
     refused(workplace, 4, "dist.gpus", "no GPU is seen", DIST_GPUS="[0]")
 
 
+def test_a_count_of_gpus_without_any_is_said(workplace: Workplace) -> None:
+    done = workplace.train(DIST_GPUS="1", TRAIN_MAX_STEPS="1")
+    assert done.code == 0, done.err
+    assert "warning: no GPU is there: one process trains on the CPU" in done.err
+
+
 def test_precisions_the_cpu_lacks(workplace: Workplace) -> None:
     refused(workplace, 2, "train.fp16", "needs a GPU", TRAIN_FP16="true")
     refused(workplace, 2, "model.attention", "needs a GPU", MODEL_ATTENTION="flash_attention_2")
