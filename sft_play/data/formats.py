@@ -41,18 +41,25 @@ _FIELDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn; `train` is its own loss flag, None where the row gives none."""
+    """One turn.
+
+    Attributes:
+        train: its own loss flag, None where the row gives none.
+        extra: what else the template sees of the turn: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+    """
 
     role: str
     content: str
     train: bool | None = None
+    extra: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
-    """Turns in order."""
+    """Turns in order, and the tools that the template is told of (JSON schemas, as OpenAI writes them)."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
