@@ -22,6 +22,41 @@ class DropReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceFacts:
+    """One source of the mix.
+
+    Attributes:
+        path: as the config names it.
+        weight: as the config gives it; None where sources are put one after the other.
+        rows: different rows that it has to give.
+        taken: rows that it gave, repeated ones counted each time.
+        tokens: tokens of the rows it gave.
+    """
+
+    path: str
+    weight: float | None
+    rows: int
+    taken: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Something that was proved on the user's own rows.
+
+    Attributes:
+        name: what is claimed.
+        holds: cases for which it holds, `of` so many.
+        words: what it means where some do not; empty where all do.
+    """
+
+    name: str
+    holds: int
+    of: int
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitFacts:
     """One split: `train`, `validation` or `test`. Lengths are in tokens, of the rows as they are kept."""
 
@@ -43,6 +78,15 @@ class SplitFacts:
     """Well-formed rows by format."""
     end_of_turn_share: float
     """Share of the kept rows in which every learned turn's closing token carries loss, 0 to 1."""
+    packs: int | None = None
+    """Sequences that the kept rows were packed into; None where each row is a sequence of its own."""
+    fill: float | None = None
+    """Real tokens over the packs' room, 0 to 1."""
+
+    @property
+    def sequences(self) -> int:
+        """What a micro-batch is counted in: packs, or rows."""
+        return self.rows_kept if self.packs is None else self.packs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +101,8 @@ class DataFacts:
     splits: Mapping[str, SplitFacts]
     unused_columns: tuple[str, ...] = field(default=())
     """Fields of rows and messages that no format reads."""
+    proofs: tuple[Proof, ...] = ()
+    """What was proved on a sample of the chat rows."""
 
     def to_json(self) -> str:
         """The facts as one JSON object."""
@@ -73,7 +119,8 @@ class DataFacts:
             values = json.loads(text)
             splits = {name: _split_facts(split) for name, split in values.pop("splits").items()}
             unused = tuple(values.pop("unused_columns"))
-            return cls(**values, splits=splits, unused_columns=unused)
+            proofs = tuple(Proof(**proof) for proof in values.pop("proofs", ()))
+            return cls(**values, splits=splits, unused_columns=unused, proofs=proofs)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the facts of a data set: {error}") from error
 
@@ -95,4 +142,5 @@ def summarise_lengths(lengths: Sequence[int]) -> tuple[dict[int, int], tuple[tup
 def _split_facts(values: dict[str, Any]) -> SplitFacts:
     percentiles = {int(p): length for p, length in values.pop("percentiles").items()}
     histogram = tuple((bar, count) for bar, count in values.pop("histogram"))
-    return SplitFacts(**values, percentiles=percentiles, histogram=histogram)
+    sources = tuple(SourceFacts(**source) for source in values.pop("sources", ()))
+    return SplitFacts(**values, percentiles=percentiles, histogram=histogram, sources=sources)
