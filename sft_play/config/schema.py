@@ -127,9 +127,9 @@ class DataSource(Section):
     """One of several data sets that are mixed."""
 
     path: str
-    """A file (JSONL, JSON, CSV, Parquet), a folder or a glob; hub ids come with a later version."""
-    weight: Positive = 1.0
-    """Share of the mix, relative to the other sources' weights."""
+    """A file, a folder, a glob, or a hub id."""
+    weight: Positive | None = None
+    """Share of the mix in rows, relative to the other sources' weights; all sources of a list have one, or none has."""
     format: DataFormat = "auto"
     """Row format of this source."""
     max_rows: Count | None = None
@@ -152,9 +152,9 @@ class DataSection(Section):
     """The rows and what is learned from them."""
 
     task: Literal["sft", "cpt", "cpt_mixed"] = "sft"
-    """`sft`: instruction tuning; `cpt`: continued pre-training on text; `cpt_mixed`: both."""
+    """`sft`: instruction tuning; `cpt`: continued pre-training on texts, cut into blocks; `cpt_mixed`: both."""
     train: Sources
-    """Training data: a path (hub ids come later), or a list of them, or of {path, weight, format, max_rows}."""
+    """Training data: a path or hub id, or a list of them, or of {path, weight, format, max_rows}."""
     validation: Sources | None = None
     """Validation data, in the same forms."""
     test: Sources | None = None
@@ -174,8 +174,13 @@ class DataSection(Section):
     """Put several rows into one sequence, with exact boundaries between them."""
     on_bad_row: Literal["error", "skip"] = "error"
     """A malformed row: stop and list them all, or skip, count and write the rejects."""
-    on_overlong: Literal["truncate", "drop", "split", "error"] = "truncate"
-    """A row longer than `model.max_seq_len`; truncation that leaves nothing to learn drops the row and counts it."""
+    on_overlong: Literal["auto", "truncate", "drop", "split", "error"] = "auto"
+    """A row longer than `model.max_seq_len`; `auto`: truncate, but split the texts of `cpt` and `cpt_mixed`.
+
+    Truncation that leaves nothing to learn drops the row; cut, split and dropped rows are counted.
+    """
+    cross_documents: bool = False
+    """Fill the blocks of `cpt` texts across documents, so that a block may hold the end of one and the next's start."""
     max_rows: Count | None = None
     """Rows of the training data taken at most, after shuffling."""
     streaming: bool = False

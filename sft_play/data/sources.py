@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sft_play.config.schema import DataFormat, DataSource, Sources
-from sft_play.errors import DataError, NotAvailableError
+from sft_play.errors import DataError
 
 
 class FileKind(StrEnum):
@@ -51,10 +51,17 @@ class DataFile:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFiles:
-    """One source of the config with its files in reading order."""
+    """One source of the config with its files in reading order.
+
+    Attributes:
+        path: as the config names it.
+        weight: its share of the mix relative to the others'; None where sources are put one after the other.
+    """
 
     files: tuple[DataFile, ...]
     max_rows: int | None
+    path: str
+    weight: float | None
 
 
 def resolve_sources(sources: Sources, *, key: str, default_format: DataFormat) -> tuple[SourceFiles, ...]:
@@ -66,13 +73,10 @@ def resolve_sources(sources: Sources, *, key: str, default_format: DataFormat) -
 
     Raises:
         DataError: nothing is there, or nothing readable.
-        NotAvailableError: sources with different weights.
     """
     listed = [_as_source(one) for one in ((sources,) if isinstance(sources, str) else sources)]
     if not listed:
         raise DataError("the list is empty", where=key, fix="name at least one file")
-    if len({one.weight for one in listed}) > 1:  # for callers that have not asked config.not_yet
-        raise NotAvailableError("different weights are not available yet", where=f"{key}.weight")
     return tuple(_resolve_one(one, number, key, default_format) for number, one in enumerate(listed))
 
 
@@ -88,7 +92,7 @@ def _resolve_one(source: DataSource, number: int, key: str, default_format: Data
         files.append(
             DataFile(path=path, shown=str(path), kind=kind, gzipped=gzipped, format=data_format, source=number)
         )
-    return SourceFiles(files=tuple(files), max_rows=source.max_rows)
+    return SourceFiles(files=tuple(files), max_rows=source.max_rows, path=source.path, weight=source.weight)
 
 
 def _paths(name: str, key: str) -> list[Path]:
