@@ -8,7 +8,6 @@ from typing import Any
 
 from sft_play.config.keys import KEYS
 from sft_play.config.origin import Resolved
-from sft_play.config.schema import DataSource
 from sft_play.config.values import plain, show
 from sft_play.errors import NotAvailableError, SeveralErrors
 
@@ -43,10 +42,6 @@ class NotYet:
         return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
 
 
-def _weighted(value: Any) -> bool:
-    return isinstance(value, tuple) and any(isinstance(one, DataSource) and one.weight != 1 for one in value)
-
-
 def _built_in_template(value: Any) -> bool:
     """A built-in name is one plain word; anything with a slash or an ending is a file."""
     return isinstance(value, str) and "/" not in value and "." not in value
@@ -74,13 +69,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(key="model.kernels", values=("liger", "hub")),
     NotYet(key="model.chat_template", when=_built_in_template, words="a built-in name"),
     NotYet(key="tuning.backend", values=("unsloth",)),
-    NotYet(key="data.task", values=("cpt", "cpt_mixed")),
-    NotYet(key="data.loss_on", values=("flags",)),
-    NotYet(key="data.on_overlong", values=("split",)),
-    *(
-        NotYet(key=f"data.{name}", when=_weighted, words="a weight other than 1", instead="leave the weights out")
-        for name in ("train", "validation", "test")
-    ),
     NotYet(key="train.loss", values=("full", "fused")),
     NotYet(
         key="train.metric_for_best_model",

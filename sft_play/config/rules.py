@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+from sft_play.config.data_rules import DATA_RULES
 from sft_play.config.dist_rules import DIST_RULES
 from sft_play.config.findings import Finding, Rule, ignored, needs, said
 from sft_play.config.keys import KEYS
@@ -242,24 +243,6 @@ def loader_workers(resolved: Resolved) -> Iterator[Finding]:
         yield from ignored(resolved, keys, by="train.dataloader_num_workers", fix=fix)
 
 
-def split_used(resolved: Resolved) -> Iterator[Finding]:
-    data = resolved.config.data
-    if data.split.validation + data.split.test >= 1:
-        what = "data.split.validation and data.split.test leave no rows to train on"
-        yield Finding(keys=("data.split.validation", "data.split.test"), what=what, fix="their sum must be below 1")
-    for name in ("validation", "test"):
-        if getattr(data, name):
-            fix = f"remove data.split.{name} or data.{name}"
-            yield from ignored(resolved, [f"data.split.{name}"], by=f"data.{name}", fix=fix)
-
-
-def has_training_data(resolved: Resolved) -> Iterator[Finding]:
-    for key in ("model.name", "data.train", "data.validation", "data.test"):
-        value = resolved.value(key)
-        if value is not None and (not value or (isinstance(value, str) and not value.strip())):
-            yield Finding(keys=(key,), what=f"{key} is empty", fix="give it a path or hub id")
-
-
 def run_name_is_a_folder(resolved: Resolved) -> Iterator[Finding]:
     name = resolved.config.run.name
     if name is not None and not RUN_NAME_PATTERN.fullmatch(name):
@@ -271,8 +254,8 @@ RULES: tuple[Rule, ...] = (
     one_precision, no_half_masters, scaled_learning_rate, revision_of_a_hub_model, pinned_remote_code,
     quantization_under_qlora, adapter_under_full, adapter_has_targets, steps_or_epochs, batch_divides,
     evaluation_has_rows, evaluation_steps, evaluation_settings_used, generation_settings_used, best_model,
-    best_model_is_saved, early_stopping, saving_settings_used, optimizer_settings_used, loader_workers, split_used,
-    has_training_data, run_name_is_a_folder, *DIST_RULES,
+    best_model_is_saved, early_stopping, saving_settings_used, optimizer_settings_used, loader_workers,
+    run_name_is_a_folder, *DATA_RULES, *DIST_RULES,
 )  # fmt: skip
 
 

@@ -25,13 +25,16 @@ from sft_play.data.template import read_template_source
 from sft_play.errors import DiskFullError, EnvironmentProblem, SftPlayError
 from sft_play.facts.data import DataFacts
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised with every change that makes other tokens or labels of the same rows."""
 MANIFEST = "manifest.json"
 _MARKER = ".sft-play-token-cache"
 _STALE_SECONDS = 24 * 3600
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _READ_BYTES = 1 << 20
+_SETTINGS = (
+    "task", "format", "columns", "loss_on", "on_bad_row", "on_overlong", "cross_documents", "max_rows", "packing",
+)  # fmt: skip
 
 Parts = dict[str, Any]
 
@@ -67,12 +70,13 @@ def key_parts(config: Config, sources: Mapping[str, tuple[SourceFiles, ...]], to
     template = read_template_source(tokenizer_dir, config.model.chat_template)
     parts["the chat template"] = None if template is None else sha256(template[0].encode()).hexdigest()
     parts["model.max_seq_len"] = config.model.max_seq_len
-    for name in ("task", "format", "columns", "loss_on", "on_bad_row", "on_overlong", "max_rows"):
+    for name in _SETTINGS:
         parts[f"data.{name}"] = getattr(data, name)
     parts["data.split"] = data.split.model_dump()
     limits = [data.max_rows, data.split.validation, data.split.test]
     limits += [source.max_rows for files in sources.values() for source in files]
-    parts["train.seed"] = config.train.seed if any(limits) else None
+    weights = [source.weight for source in sources["train"]]
+    parts["train.seed"] = config.train.seed if any(limits) or any(weights) or data.packing else None
     parts["this program"] = [CODE_VERSION, tokenizers.__version__, jinja2.__version__]
     return parts
 
@@ -203,7 +207,11 @@ def _cannot_write(cache_dir: Path, error: OSError) -> SftPlayError:
 
 def _source_parts(sources: tuple[SourceFiles, ...]) -> list[Any]:
     return [
-        [source.max_rows, [[file.kind, file.gzipped, file.format, _file_hash(file.path)] for file in source.files]]
+        [
+            source.max_rows,
+            source.weight,
+            [[file.kind, file.compression, file.format, _file_hash(file.path)] for file in source.files],
+        ]
         for source in sources
     ]
 

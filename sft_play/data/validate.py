@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from sft_play.data.formats import Body, Chat, Pair, Row, is_blank, read_rows
 from sft_play.data.raw import BadRow
-from sft_play.data.sources import FileKind, SourceFiles
+from sft_play.data.sources import DataFile, FileKind, SourceFiles
 from sft_play.errors import DataError, SeveralErrors, SftPlayError
 
 REPORTED_ROWS = 20
@@ -72,6 +75,8 @@ class Survey:
     Attributes:
         hashes: one a good row in reading order, of the row's content and the seed: equal rows, equal hashes.
         sources: the source's number of each good row.
+        files: every file that has a good row, in reading order.
+        file_of, lines: where each good row stands.
         read: rows read, bad and empty ones too.
         empty: well-formed rows without anything to learn from.
         kept: the good rows themselves, where the files are small enough to hold them; else None.
@@ -79,11 +84,49 @@ class Survey:
 
     hashes: array[int] = field(default_factory=lambda: array("Q"))
     sources: array[int] = field(default_factory=lambda: array("H"))
+    files: list[DataFile] = field(default_factory=list)
+    file_of: array[int] = field(default_factory=lambda: array("L"))
+    lines: array[int] = field(default_factory=lambda: array("L"))
     read: int = 0
     empty: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     unused: set[str] = field(default_factory=set)
     kept: list[Row] | None = None
+
+    def add(self, row: Row, key: bytes) -> None:
+        """Take note of a good row."""
+        self.hashes.append(_hash(row.body, key))
+        self.sources.append(row.file.source)
+        if not self.files or self.files[-1] is not row.file:
+            self.files.append(row.file)
+        self.file_of.append(len(self.files) - 1)
+        self.lines.append(row.line)
+        if self.kept is not None:
+            self.kept.append(row)
+
+    def place(self, number: int) -> str:
+        """Where a good row stands, as `file:line`."""
+        return f"{self.files[self.file_of[number]].shown}:{self.lines[number]}"
+
+    def hashes_of(self, rows: Iterable[int] | None = None) -> pa.Array:
+        """The hashes of all good rows, or of these."""
+        values = self.hashes if rows is None else array("Q", (self.hashes[n] for n in rows))
+        return pa.Array.from_buffers(pa.uint64(), len(values), [None, pa.py_buffer(values)])
+
+    def duplicates(self) -> list[tuple[int, int]]:
+        """(row, the earlier row that it equals) of every row that says what an earlier one says."""
+        firsts: dict[int, int] = {}
+        return [(n, first) for n, value in enumerate(self.hashes) if (first := firsts.setdefault(value, n)) != n]
+
+
+def count_duplicates(survey: Survey) -> int:
+    """Good rows that say the same as an earlier one."""
+    return len(survey.hashes) - int(pc.count_distinct(survey.hashes_of()).as_py())
+
+
+def count_leaking(survey: Survey, trained: pa.Array) -> int:
+    """Good rows whose hash is among those that are trained on."""
+    return pc.sum(pc.is_in(survey.hashes_of(), trained)).as_py() or 0
 
 
 def survey_rows(
@@ -115,10 +158,7 @@ def survey_rows(
         if is_blank(row.body):
             survey.empty += 1
             continue
-        survey.hashes.append(_hash(row.body, key))
-        survey.sources.append(row.file.source)
-        if survey.kept is not None:
-            survey.kept.append(row)
+        survey.add(row, key)
     if not survey.read:
         files = ", ".join(file.shown for one in sources for file in one.files)
         raise DataError("0 rows", where=files, fix=f"put rows in it, or name another file under data.{split}")
@@ -135,7 +175,7 @@ def each_row(sources: tuple[SourceFiles, ...], columns: Mapping[str, str], unuse
 def _total_bytes(sources: tuple[SourceFiles, ...]) -> int:
     files = [file for source in sources for file in source.files]
     packed = {True: _PACKED_FACTOR, False: 1}
-    return sum(file.path.stat().st_size * packed[file.gzipped or file.kind is FileKind.PARQUET] for file in files)
+    return sum(file.path.stat().st_size * packed[bool(file.compression) or file.kind is FileKind.PARQUET] for file in files)
 
 
 def _hash(body: Body, key: bytes) -> int:
@@ -152,6 +192,10 @@ def _texts(body: Body) -> Iterator[str]:
         for message in body.messages:
             yield message.role
             yield message.content
+            if message.extra:
+                yield json.dumps(message.extra, sort_keys=True, default=str)
+        if body.tools:
+            yield json.dumps(body.tools, sort_keys=True, default=str)
     elif isinstance(body, Pair):
         yield from ("", body.plain_prompt, body.completion)
     else:

@@ -78,6 +78,14 @@ class SplitFacts:
     """Well-formed rows by format."""
     end_of_turn_share: float
     """Share of the kept rows in which every learned turn's closing token carries loss, 0 to 1."""
+    split_up: int = 0
+    """Rows cut into several pieces, which count as rows kept."""
+    duplicates: int = 0
+    """Rows that say the same as an earlier row of the split; they are kept."""
+    leaking: int = 0
+    """Rows of a held-out split that stand in the training data too; they are kept."""
+    sources: tuple[SourceFacts, ...] = ()
+    """The mix, one entry a source of the config; empty where the rows were carved from `data.train`."""
     packs: int | None = None
     """Sequences that the kept rows were packed into; None where each row is a sequence of its own."""
     fill: float | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from written import ErrorLines, ResolveText
 
-from sft_play.config import dist_rules, rules
+from sft_play.config import data_rules, dist_rules, rules
 from sft_play.config.rules import RULES
 
 _NO_ROWS = "model: {name: m}\ndata: {train: a.jsonl}\n"
@@ -91,6 +91,25 @@ REFUSED = [
 ]
 
 
+# The same, with a data section of their own.
+DATA_REFUSED = [
+    ("weights_of_all_or_none", "data: {train: [{path: a, weight: 1}, b]}", "some sources of data.train have a weight"),
+    ("weights_of_all_or_none", "data: {train: a, test: [{path: a, weight: 1}]}", "data.test has a weight"),
+    ("texts_of_cpt", "data: {train: a, task: cpt, loss_on: last}", "data.loss_on has no effect with data.task: cpt"),
+    ("texts_of_cpt", "data: {train: a, task: cpt, format: alpaca}", "data.format: alpaca with data.task: cpt"),
+    (
+        "texts_of_cpt",
+        "data: {train: a, cross_documents: true}",
+        "data.cross_documents has no effect with data.task: sft",
+    ),
+    (
+        "texts_of_cpt",
+        "data: {train: a, task: cpt, cross_documents: true, on_overlong: drop}",
+        "data.on_overlong has no effect with data.cross_documents: true",
+    ),
+]
+
+
 @pytest.mark.parametrize(("rule", "text", "said"), REFUSED)
 def test_a_rule_refuses(error_lines: ErrorLines, rule: str, text: str, said: str) -> None:
     lines = [line for line in error_lines(text + "\n", base=_NO_ROWS) if said in line]
@@ -99,15 +118,22 @@ def test_a_rule_refuses(error_lines: ErrorLines, rule: str, text: str, said: str
     assert " -> " in lines[0]
 
 
+@pytest.mark.parametrize(("rule", "text", "said"), DATA_REFUSED)
+def test_a_rule_of_the_data_section_refuses(error_lines: ErrorLines, rule: str, text: str, said: str) -> None:
+    (line,) = error_lines(text + "\n", base="model: {name: m}\n")
+    assert said in line
+    assert " -> " in line
+
+
 def test_every_rule_is_tried_here() -> None:
-    tried = {rule for rule, _, _ in REFUSED} | {
+    tried = {rule for rule, _, _ in [*REFUSED, *DATA_REFUSED]} | {
         "pinned_remote_code",
         "revision_of_a_hub_model",
         "best_model_is_saved",
         "split_used",
     }
     assert {rule.__name__ for rule in RULES} == tried
-    assert all(hasattr(rules, name) or hasattr(dist_rules, name) for name in tried)
+    assert all(any(hasattr(module, name) for module in (rules, data_rules, dist_rules)) for name in tried)
 
 
 @pytest.mark.parametrize(

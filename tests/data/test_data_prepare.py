@@ -16,7 +16,7 @@ from sft_play.data.cache import MANIFEST
 from sft_play.data.encode import MASKED
 from sft_play.data.prepare import Prepared, prepare, read_cached_facts
 from sft_play.data.template import load_text_tokenizer
-from sft_play.errors import DataError, NotAvailableError, SeveralErrors, SftPlayError
+from sft_play.errors import DataError, SeveralErrors, SftPlayError
 from sft_play.facts.data import DataFacts
 from tests.data.tokenizers_made import CHATML, make_tokenizer
 
@@ -50,6 +50,9 @@ class Bench:
     def prepare(self, config: Config | None = None, **data: Any) -> Prepared:
         self.said.clear()
         return prepare(config or self.config(**data), self.tokenizer, self.cache, self.said.append)
+
+    def decoded(self, ids: list[int]) -> str:
+        return load_text_tokenizer(self.tokenizer).tokenizer.decode(ids, skip_special_tokens=True)
 
     def answers(self, prepared: Prepared, split: str = "train") -> list[str]:
         tokenizer = load_text_tokenizer(self.tokenizer).tokenizer
@@ -100,7 +103,7 @@ def test_the_datasets_library_reads_it(bench: Bench) -> None:
     bench.rows(5)
     prepared = bench.prepare()
     loaded = datasets.Dataset.from_file(str(prepared.splits["train"]))
-    assert loaded.column_names == ["input_ids", "labels"]
+    assert loaded.column_names == ["input_ids", "labels", "source", "closes"]
     assert loaded.to_list() == read(prepared)
     assert loaded.features["labels"].feature.dtype == "int32"
 
@@ -363,21 +366,6 @@ class TestCache:
         prepared = bench.prepare()
         assert read_cached_facts(config, bench.tokenizer, bench.cache) == prepared.facts
         assert replace(prepared.facts, key="x") != prepared.facts
-
-
-@pytest.mark.parametrize(
-    ("data", "where"),
-    [
-        ({"task": "cpt"}, "data.task: cpt"),
-        ({"on_overlong": "split"}, "data.on_overlong: split"),
-        ({"streaming": True}, "data.streaming: true"),
-    ],
-)
-def test_what_is_not_available_is_refused_by_name(bench: Bench, data: dict[str, Any], where: str) -> None:
-    bench.rows(3)
-    error = refusal(bench, **data)
-    assert isinstance(error, NotAvailableError)
-    assert error.where == where
 
 
 def test_chat_rows_without_a_template(tmp_path: Path) -> None:
