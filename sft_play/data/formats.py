@@ -1,116 +1,72 @@
 """Row formats: which one a file has, and every row as one of three frozen values.
 
-messages, sharegpt          -> Chat(messages)
-alpaca, prompt_completion   -> Pair(system, user, plain_prompt, completion)
-text                        -> Text(text)
+messages, sharegpt                                             -> Chat(messages, tools)
+alpaca, prompt_completion, user_assistant, input_target        -> Pair(system, user, plain_prompt, completion)
+prompt_completion whose prompt and completion are lists of turns  -> Chat
+text, documents                                                -> Text(text)
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from sft_play.data.raw import BadRow, beginning_of, read_raw, type_name
+from sft_play.data.bad_row import BadRow, RowProblem, beginning_of, shown_name, shown_names, type_name
+from sft_play.data.bodies import Body, Chat, Message, Pair, Row, Text, first_text, is_blank
+from sft_play.data.fields import note_unused, optional_text, read_text
+from sft_play.data.json_rows import parse_json
+from sft_play.data.raw import read_raw
 from sft_play.data.sources import DataFile
+from sft_play.data.turns import CHAT_FIELDS, TURN_FIELDS, check_order, read_chat, read_turns, speaks_sharegpt
 from sft_play.errors import DataError
 
-ROLES = ("system", "user", "assistant")
-_SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-}
-_LATER_ROLES = ("tool", "function", "function_call", "function_response", "observation", "developer")
-_LATER_FIELDS = ("tool_calls", "reasoning_content", "thinking", "reasoning", "function_call")
-_FIELDS = {
-    "messages": ("messages", "conversations", "conversation"),
-    "sharegpt": ("conversations", "system"),
-    "alpaca": ("instruction", "input", "output", "system"),
+__all__ = [
+    "FORMATS",
+    "PAIR_FORMATS",
+    "Body",
+    "Chat",
+    "Message",
+    "Pair",
+    "Row",
+    "Text",
+    "check_columns",
+    "first_text",
+    "is_blank",
+    "read_rows",
+]
+
+_SHAPES = 1000
+_REQUIRED = {
+    "alpaca": ("instruction", "output"),
     "prompt_completion": ("prompt", "completion"),
+    "user_assistant": ("user", "assistant"),
+    "input_target": ("input", "target"),
     "text": ("text",),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    """One turn.
-
-    Attributes:
-        train: its own loss flag, None where the row gives none.
-        extra: what else the template sees of the turn: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
-    """
-
-    role: str
-    content: str
-    train: bool | None = None
-    extra: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chat:
-    """Turns in order, and the tools that the template is told of (JSON schemas, as OpenAI writes them)."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """A question and its answer: `system` and `user` for a chat template, `plain_prompt` where there is none."""
-
-    system: str
-    user: str
-    plain_prompt: str
-    completion: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """Running text, all of it learned."""
-
-    text: str
-
-
-Body = Chat | Pair | Text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A well-formed row and where it stands."""
-
-    file: DataFile
-    line: int
-    format: str
-    body: Body
-
-    @property
-    def characters(self) -> int:
-        """Length of its text."""
-        body = self.body
-        if isinstance(body, Chat):
-            return sum(len(message.content) for message in body.messages)
-        return len(body.text) if isinstance(body, Text) else len(body.plain_prompt) + len(body.completion)
-
-    def bad(self, field: str, reason: str) -> BadRow:
-        """The row as a bad one, for faults that only show later."""
-        beginning = beginning_of(first_text(self.body))
-        return BadRow(shown=self.file.shown, line=self.line, field=field, reason=reason, beginning=beginning)
-
-
-class _Problem(Exception):
-    """A fault of one row: the field and the reason."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(field, reason)
-        self.field, self.reason = field, reason
+"""Found by the fields that they need, in this order, after the formats of turns."""
+_FIELDS = {
+    "messages": CHAT_FIELDS,
+    "sharegpt": CHAT_FIELDS,
+    "alpaca": ("instruction", "input", "output", "system"),
+    "prompt_completion": ("prompt", "completion", "tools"),
+    "user_assistant": ("system", "user", "assistant"),
+    "input_target": ("input", "target"),
+    "text": ("text",),
+}
+FORMATS = tuple(_FIELDS)
+PAIR_FORMATS = ("alpaca", "prompt_completion", "user_assistant", "input_target")
+"""Formats whose rows are laid out as plain text where the tokenizer has no chat template."""
+_LOOK_ALIKES = (
+    (("instruction", "response", "context"), "{output: response, input: context}"),
+    (("instruction", "response"), "{output: response}"),
+    (("question", "answer"), "{prompt: question, completion: answer}"),
+    (("query", "response"), "{prompt: query, completion: response}"),
+    (("prompt", "response"), "{completion: response}"),
+    (("input", "output"), "{target: output}"),
+    (("prompt", "chosen"), "{completion: chosen}, if the chosen answers are what is to be learned"),
+)
+"""Fields that are often seen and mean something else in other files: mapped only when the user says so."""
 
 
 def read_rows(file: DataFile, columns: Mapping[str, str], unused: set[str]) -> Iterator[Row | BadRow]:
@@ -125,19 +81,25 @@ def read_rows(file: DataFile, columns: Mapping[str, str], unused: set[str]) -> I
     """
     check_columns(columns)
     name = "" if file.format == "auto" else str(file.format)
+    shapes: set[tuple[str, ...]] = set()
     for raw in read_raw(file):
         if isinstance(raw, BadRow):
             yield raw
             continue
         line, value = raw
+        fields = value
         try:
-            fields = _rename(value, columns)
-            name = name or _detect(fields)
-            unused.update(key for key in fields if key not in _FIELDS[name])
+            if columns:
+                fields = _rename(value, columns)
+            name = name or _detect(fields, columns)
+            if (shape := tuple(fields)) not in shapes and len(shapes) < _SHAPES:
+                shapes.add(shape)
+                note_unused(unused, dict.fromkeys(shape, True), set(_FIELDS[name]), prefix="")
             yield Row(file=file, line=line, format=name, body=_NORMALISE[name](fields, unused))
-        except _Problem as problem:
+        except RowProblem as problem:
+            reason = problem.reason + _mixed(name, fields)
             begins = beginning_of(value)
-            yield BadRow(shown=file.shown, line=line, field=problem.field, reason=problem.reason, beginning=begins)
+            yield BadRow(shown=file.shown, line=line, field=problem.field, reason=reason, beginning=begins)
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
@@ -151,149 +113,83 @@ def check_columns(columns: Mapping[str, str]) -> None:
         if field not in known:
             fix = f"map one of {', '.join(known)}, as in columns: {{prompt: question}}"
             raise DataError(f"no format has a field {field!r}", where="data.columns", fix=fix)
-
-
-def first_text(body: Body) -> str:
-    """The text a row begins with."""
-    if isinstance(body, Chat):
-        return body.messages[0].content if body.messages else ""
-    return body.text if isinstance(body, Text) else body.plain_prompt
-
-
-def is_blank(body: Body) -> bool:
-    """Whether nothing is left to learn from: no text at all, or no answer."""
-    if isinstance(body, Chat):
-        return not any(message.content.strip() for message in body.messages)
-    return not (body.text if isinstance(body, Text) else body.completion).strip()
+    if columns and not any(columns.keys() <= set(fields) for fields in _FIELDS.values()):
+        what = f"no one format has all the fields {', '.join(columns)}"
+        raise DataError(what, where="data.columns", fix="map the fields of one format, as docs/data.md lists them")
 
 
 def _rename(value: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    if not columns:
-        return value
     renamed = {key: item for key, item in value.items() if key not in columns.values() and key not in columns}
     for field, column in columns.items():
         if column not in value:
-            raise _Problem(column, f"missing (data.columns maps it to {field}); the row has {_names(value)}")
+            reason = f"missing (data.columns maps it to {field}); the row has {shown_names(value)}"
+            raise RowProblem(shown_name(column), reason)
         renamed[field] = value[column]
     return renamed
 
 
-def _detect(fields: dict[str, Any]) -> str:
-    for key in ("messages", "conversations", "conversation"):
-        if key in fields:
-            return "sharegpt" if key == "conversations" and _speaks_sharegpt(fields[key]) else "messages"
-    if "instruction" in fields and "output" in fields:
-        return "alpaca"
-    if "prompt" in fields and "completion" in fields:
-        return "prompt_completion"
-    if "text" in fields:
-        return "text"
-    raise _Problem("", f"no known format has the fields {_names(fields)}; name them in data.columns")
+def _detect(fields: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """The format of a row.
+
+    Raises:
+        RowProblem: it has the fields of none.
+    """
+    fitting = [name for name in _FIELDS if columns.keys() <= set(_FIELDS[name])]
+    # A Parquet row has all columns of the file: those that are null tell nothing while another format has values.
+    given = {key: value for key, value in fields.items() if value is not None}
+    name = _format_of(fields, given, fitting) or _format_of(fields, fields, fitting)
+    if name:
+        return name
+    advice = "name them in data.columns"
+    for names, mapping in _LOOK_ALIKES:
+        if all(one in fields for one in names):
+            advice = f"name them: data.columns: {mapping}"
+            break
+    raise RowProblem("", f"no known format has the fields {shown_names(fields)}; {advice}")
 
 
-def _speaks_sharegpt(turns: object) -> bool:
-    turns = _parsed(turns)
-    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and "from" in turns[0]
+def _format_of(fields: Mapping[str, Any], given: Mapping[str, Any], fitting: list[str]) -> str:
+    turns = next((given[key] for key in TURN_FIELDS if key in given), None)
+    if any(key in given for key in TURN_FIELDS):
+        name = "sharegpt" if speaks_sharegpt(turns) else "messages"
+        if name in fitting:
+            return name
+    for name, required in _REQUIRED.items():
+        if name in fitting and all(key in fields for key in required) and any(key in given for key in required):
+            return name
+    return ""
 
 
-def _names(fields: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, fields)) or "none"
-
-
-def _parsed(value: object) -> object:
-    """A list written as JSON text, which is how CSV holds one."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
+def _mixed(name: str, fields: Mapping[str, Any]) -> str:
+    """What to add to the fault of a row that lacks a field of its file's format and looks like another format's."""
+    if not name:
+        return ""
+    lacking = _REQUIRED.get(name, ())
+    has_all = all(fields.get(key) is not None for key in lacking)
+    if name in ("messages", "sharegpt"):
+        has_all = any(fields.get(key) is not None for key in TURN_FIELDS)
+    if has_all:
+        return ""
+    try:
+        other = _detect(fields, {})
+    except RowProblem:
+        return ""
+    if other == name:
+        return ""
+    return f"; the row looks like {other} in a file of {name}: put it into a file of its own"
 
 
 def _messages(fields: dict[str, Any], unused: set[str]) -> Body:
-    key = next((name for name in _FIELDS["messages"] if name in fields), "messages")
-    turns = _turns(fields, key)
-    return Chat(messages=_in_order(key, tuple(_message(f"{key}[{n}]", t, unused) for n, t in enumerate(turns))))
-
-
-def _turns(fields: dict[str, Any], key: str) -> list[Any]:
-    if key not in fields:
-        raise _Problem(key, f"missing; the row has {_names(fields)}")
-    turns = _parsed(fields[key])
-    if not isinstance(turns, list):
-        raise _Problem(key, f"a list of messages expected, found {type_name(turns)}")
-    return turns
-
-
-def _message(where: str, turn: object, unused: set[str]) -> Message:
-    turn = _object(where, turn)
-    role = _text(turn, "role", f"{where}.role")
-    _check_role(role, ROLES, f"{where}.role")
-    for field in turn:
-        if field in _LATER_FIELDS and turn[field]:
-            raise _Problem(f"{where}.{field}", "not available yet")
-        if field not in ("role", "content", "train") and turn[field] is not None:
-            unused.add(f"message.{field}")
-    return Message(role=role, content=_content(turn, where), train=_flag(turn, where))
-
-
-def _object(where: str, turn: object) -> dict[str, Any]:
-    if not isinstance(turn, dict):
-        raise _Problem(where, f"an object with role and content expected, found {type_name(turn)}")
-    return turn
-
-
-def _check_role(role: str, known: Mapping[str, str] | tuple[str, ...], where: str) -> None:
-    if role in known:
-        return
-    if role in _LATER_ROLES:
-        raise _Problem(where, f"the role {role!r} is not available yet")
-    raise _Problem(where, f"unknown role {role!r}; known are {', '.join(known)}")
-
-
-def _content(turn: dict[str, Any], where: str) -> str:
-    parts = turn.get("content")
-    if isinstance(parts, list) and len(parts) == 1 and isinstance(parts[0], dict) and parts[0].get("type") == "text":
-        return _text(parts[0], "text", f"{where}.content[0].text")
-    return _text(turn, "content", f"{where}.content")
-
-
-def _flag(turn: dict[str, Any], where: str) -> bool | None:
-    flag = turn.get("train")
-    if flag is not None and not isinstance(flag, bool):
-        raise _Problem(f"{where}.train", f"true or false expected, found {type_name(flag)}")
-    return flag
+    return read_chat(fields, unused, sharegpt=False)
 
 
 def _sharegpt(fields: dict[str, Any], unused: set[str]) -> Body:
-    turns = _turns(fields, "conversations")
-    messages = [_sharegpt_message(f"conversations[{n}]", turn, unused) for n, turn in enumerate(turns)]
-    if system := _optional_text(fields, "system"):
-        messages.insert(0, Message(role="system", content=system))
-    return Chat(messages=_in_order("conversations", tuple(messages)))
-
-
-def _sharegpt_message(where: str, turn: object, unused: set[str]) -> Message:
-    turn = _object(where, turn)
-    speaker = _text(turn, "from", f"{where}.from")
-    _check_role(speaker, _SHAREGPT_ROLES, f"{where}.from")
-    content = _text(turn, "value", f"{where}.value")
-    unused.update(f"message.{field}" for field in turn if field not in ("from", "value", "train"))
-    return Message(role=_SHAREGPT_ROLES[speaker], content=content, train=_flag(turn, where))
-
-
-def _in_order(key: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    for number, message in enumerate(messages):
-        if message.role == "system" and number:
-            again = messages[0].role == "system"
-            reason = "a second system message" if again else "a system message after the first turn"
-            raise _Problem(f"{key}[{number}]", reason)
-    return messages
+    return read_chat(fields, unused, sharegpt=True)
 
 
 def _alpaca(fields: dict[str, Any], _: set[str]) -> Body:
-    instruction, output = _text(fields, "instruction"), _text(fields, "output")
-    extra, system = _optional_text(fields, "input"), _optional_text(fields, "system")
+    instruction, output = read_text(fields, "instruction"), read_text(fields, "output")
+    extra, system = optional_text(fields, "input"), optional_text(fields, "system")
     user = f"{instruction}\n\n{extra}" if extra else instruction
     head = f"{system}\n\n" if system else ""
     middle = f"### Input:\n{extra}\n\n" if extra else ""
@@ -301,32 +197,53 @@ def _alpaca(fields: dict[str, Any], _: set[str]) -> Body:
     return Pair(system=system, user=user, plain_prompt=plain, completion=output)
 
 
-def _prompt_completion(fields: dict[str, Any], _: set[str]) -> Body:
-    prompt = _text(fields, "prompt")
-    return Pair(system="", user=prompt, plain_prompt=prompt, completion=_text(fields, "completion"))
+def _prompt_completion(fields: dict[str, Any], unused: set[str]) -> Body:
+    prompt = fields.get("prompt")
+    if _holds_turns(prompt) or _holds_turns(fields.get("completion")):
+        return _conversation(fields, unused)
+    prompt = read_text(fields, "prompt")
+    return Pair(system="", user=prompt, plain_prompt=prompt, completion=read_text(fields, "completion"))
+
+
+def _holds_turns(value: object) -> bool:
+    """Whether a value is a list of turns or, as in CSV, the JSON text of one; other text in brackets is text."""
+    if isinstance(value, str) and value.startswith("[{") and value.endswith("}]"):
+        try:
+            value = parse_json(value)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
+
+
+def _conversation(fields: dict[str, Any], unused: set[str]) -> Body:
+    """Prompt and completion as turns, as trl has them: only the completion's answers have the loss flag."""
+    for key in ("prompt", "completion"):
+        if key in fields and not _holds_turns(fields[key]):
+            found = type_name(fields[key])
+            raise RowProblem(key, f"a list of messages expected, as its counterpart is one; found {found}")
+    prompt = [_flagged(one, False) for one in read_turns(fields, "prompt", unused)]
+    completion = [_flagged(one, True) for one in read_turns(fields, "completion", unused)]
+    check_order("prompt + completion", prompt + completion)
+    return Chat(messages=(*prompt, *completion), tools=None)
+
+
+def _flagged(message: Message, learned: bool) -> Message:
+    return replace(message, train=learned) if message.role == "assistant" and message.train is None else message
+
+
+def _user_assistant(fields: dict[str, Any], _: set[str]) -> Body:
+    system, user = optional_text(fields, "system"), read_text(fields, "user")
+    plain = f"{system}\n\n{user}" if system else user
+    return Pair(system=system, user=user, plain_prompt=plain, completion=read_text(fields, "assistant"))
+
+
+def _input_target(fields: dict[str, Any], _: set[str]) -> Body:
+    given = read_text(fields, "input")
+    return Pair(system="", user=given, plain_prompt=given, completion=read_text(fields, "target"))
 
 
 def _plain_text(fields: dict[str, Any], _: set[str]) -> Body:
-    return Text(text=_text(fields, "text"))
-
-
-def _text(fields: Mapping[str, Any], key: str, where: str = "") -> str:
-    where = where or key
-    if key not in fields:
-        raise _Problem(where, f"missing; found {_names(fields)}")
-    value = fields[key]
-    if not isinstance(value, str):
-        raise _Problem(where, f"text expected, found {type_name(value)}")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise _Problem(where, f"not UTF-8 text at character {error.start + 1}") from None
-    return value
-
-
-def _optional_text(fields: Mapping[str, Any], key: str) -> str:
-    return "" if fields.get(key) is None else _text(fields, key)
+    return Text(text=read_text(fields, "text"))
 
 
 _NORMALISE: dict[str, Callable[[dict[str, Any], set[str]], Body]] = {
@@ -334,5 +251,7 @@ _NORMALISE: dict[str, Callable[[dict[str, Any], set[str]], Body]] = {
     "sharegpt": _sharegpt,
     "alpaca": _alpaca,
     "prompt_completion": _prompt_completion,
+    "user_assistant": _user_assistant,
+    "input_target": _input_target,
     "text": _plain_text,
 }

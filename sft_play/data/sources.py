@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from sft_play.config.schema import DataFormat, DataSource, Sources
+from sft_play.data.hub import fetch_dataset, is_hub_id
 from sft_play.errors import DataError
 
 
@@ -17,18 +18,43 @@ class FileKind(StrEnum):
     JSONL = "jsonl"
     JSON = "json"
     CSV = "csv"
+    TSV = "tsv"
     PARQUET = "parquet"
+    TEXT = "text"
+    DOCX = "docx"
+    PDF = "pdf"
 
 
-SUFFIXES = {
+class Compression(StrEnum):
+    """How a file is packed; `NONE` is false."""
+
+    NONE = ""
+    GZIP = "gz"
+    ZSTD = "zst"
+
+
+ROW_SUFFIXES = {
     ".jsonl": FileKind.JSONL,
     ".ndjson": FileKind.JSONL,
     ".json": FileKind.JSON,
     ".csv": FileKind.CSV,
+    ".tsv": FileKind.TSV,
     ".parquet": FileKind.PARQUET,
 }
-_READABLE = ".jsonl, .json, .csv or .parquet, the first three also with .gz"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+DOCUMENT_SUFFIXES = {
+    ".txt": FileKind.TEXT,
+    ".md": FileKind.TEXT,
+    ".docx": FileKind.DOCX,
+    ".pdf": FileKind.PDF,
+}
+SUFFIXES = ROW_SUFFIXES | DOCUMENT_SUFFIXES
+_READABLE = ".jsonl, .json, .csv, .tsv, .parquet, .txt, .md, .docx or .pdf, all but .parquet also with .gz or .zst"
+# What lies beside data in a folder and is none: descriptions, licences, the notes of the datasets library.
+_BESIDE = re.compile(
+    r"(readme|licen[cs]e|notice|changelog|contributing|citation|requirements|"
+    r"dataset_infos?|dataset_dict|state)([._-][^/]*)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +64,14 @@ class DataFile:
     Attributes:
         shown: the path as the user would write it, for messages.
         format: the format the config gives, or `auto`.
+        compression: `gz`, `zst` or none.
         source: number of the source it came from, for limits that hold for a source as a whole.
     """
 
     path: Path
     shown: str
     kind: FileKind
-    gzipped: bool
+    compression: Compression
     format: DataFormat
     source: int
 
@@ -56,52 +83,67 @@ class SourceFiles:
     Attributes:
         path: as the config names it.
         weight: its share of the mix relative to the others'; None where sources are put one after the other.
+        origin: of a hub id, the commit that was read, as `owner/name@commit`; to be said.
     """
 
     files: tuple[DataFile, ...]
     max_rows: int | None
     path: str
     weight: float | None
+    origin: str = ""
 
 
-def resolve_sources(sources: Sources, *, key: str, default_format: DataFormat) -> tuple[SourceFiles, ...]:
+def resolve_sources(
+    sources: Sources, *, key: str, default_format: DataFormat, fetch: bool = True
+) -> tuple[SourceFiles, ...]:
     """The files of every source, folders and globs in sorted order.
 
     Args:
-        key: the config key the sources stand under, named in errors.
+        key: the config key the sources stand under, named in errors; it also tells which split of a hub id is meant.
         default_format: format of sources that give none of their own.
+        fetch: whether a hub id that is not on this disk is downloaded.
 
     Raises:
         DataError: nothing is there, or nothing readable.
+        EnvironmentProblem: a hub id cannot be fetched.
     """
     listed = [_as_source(one) for one in ((sources,) if isinstance(sources, str) else sources)]
     if not listed:
         raise DataError("the list is empty", where=key, fix="name at least one file")
-    return tuple(_resolve_one(one, number, key, default_format) for number, one in enumerate(listed))
+    return tuple(_resolve_one(one, number, key, default_format, fetch) for number, one in enumerate(listed))
 
 
 def _as_source(source: str | DataSource) -> DataSource:
     return DataSource(path=source) if isinstance(source, str) else source
 
 
-def _resolve_one(source: DataSource, number: int, key: str, default_format: DataFormat) -> SourceFiles:
+def _resolve_one(source: DataSource, number: int, key: str, default_format: DataFormat, fetch: bool) -> SourceFiles:
     data_format = default_format if source.format == "auto" else source.format
+    origin = ""
+    if local := _paths(source.path, key):
+        named = [(path, str(path)) for path in local]
+    elif is_hub_id(source.path):
+        snapshot = fetch_dataset(source.path, key=key, fetch=fetch)
+        origin = f"{snapshot.name}@{snapshot.commit}"
+        named = [(snapshot.folder / file, f"{snapshot.name}/{file}") for file in snapshot.files]
+    else:
+        fix = "check the path; it starts at the current folder"
+        raise DataError(f"no such file or folder: {source.path}", where=key, fix=fix)
     files = []
-    for path in _paths(source.path, key):
-        kind, gzipped = _kind_of(path, key)
-        files.append(
-            DataFile(path=path, shown=str(path), kind=kind, gzipped=gzipped, format=data_format, source=number)
-        )
-    return SourceFiles(files=tuple(files), max_rows=source.max_rows, path=source.path, weight=source.weight)
+    for path, shown in named:
+        kind, compression = _kind_of(path, key)
+        file = DataFile(path=path, shown=shown, kind=kind, compression=compression, format=data_format, source=number)
+        files.append(file)
+    return SourceFiles(
+        files=tuple(files), max_rows=source.max_rows, path=source.path, weight=source.weight, origin=origin
+    )
 
 
 def _paths(name: str, key: str) -> list[Path]:
+    """The files here that a name stands for; none where nothing here has it."""
     path = Path(name).expanduser()
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if _is_visible_data(p, path))
-        if not found:
-            raise DataError(f"no data file in the folder {name}", where=key, fix=f"put {_READABLE} files there")
-        return found
+        return _in_folder(path, name, key)
     if path.exists():
         return [path]
     if any(sign in name for sign in "*?["):
@@ -109,7 +151,20 @@ def _paths(name: str, key: str) -> list[Path]:
         if not found:
             raise DataError(f"no file matches {name}", where=key, fix="quote the pattern and check it with ls")
         return found
-    raise _missing(name, path, key)
+    return []
+
+
+def _in_folder(folder: Path, name: str, key: str) -> list[Path]:
+    """A folder's data files: rows, or documents where there are no rows."""
+    found = sorted(path for path in folder.rglob("*") if _is_visible_data(path, folder))
+    if not found:
+        raise DataError(f"no data file in the folder {name}", where=key, fix=f"put {_READABLE} files there")
+    documents = [path for path in found if suffix_of(path.name)[0] in DOCUMENT_SUFFIXES]
+    if documents and len(documents) < len(found):
+        other = documents[0].relative_to(folder)
+        fix = f"name them by pattern, as {name.rstrip('/')}/**/*.jsonl"
+        raise DataError(f"the folder {name} holds both rows and documents ({other})", where=key, fix=fix)
+    return found
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -119,29 +174,26 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _is_visible_data(path: Path, root: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return not hidden and path.is_file() and _suffix(path)[0] in SUFFIXES
+    return not hidden and path.is_file() and suffix_of(path.name)[0] in SUFFIXES and not is_beside_data(path.name)
 
 
-def _missing(name: str, path: Path, key: str) -> DataError:
-    if _HUB_ID.fullmatch(name) and _suffix(path)[0] not in SUFFIXES:
-        fix = f"download it first (hf download --repo-type dataset {name} --local-dir data) and name its files"
-        return DataError(
-            f"{name} is no file or folder here, and hub ids are not available yet for data", where=key, fix=fix
-        )
-    return DataError(
-        f"no such file or folder: {name}", where=key, fix="check the path; it starts at the current folder"
-    )
+def is_beside_data(name: str) -> bool:
+    """Whether a file of this name in a folder describes the data instead of being some."""
+    return _BESIDE.fullmatch(name) is not None
 
 
-def _kind_of(path: Path, key: str) -> tuple[FileKind, bool]:
-    suffix, gzipped = _suffix(path)
+def _kind_of(path: Path, key: str) -> tuple[FileKind, Compression]:
+    suffix, compression = suffix_of(path.name)
     kind = SUFFIXES.get(suffix)
-    if kind is None or (gzipped and kind is FileKind.PARQUET):
+    if kind is None or (compression and kind is FileKind.PARQUET):
         raise DataError(f"{path} is of no readable type", where=key, fix=f"give {_READABLE}")
-    return kind, gzipped
+    return kind, compression
 
 
-def _suffix(path: Path) -> tuple[str, bool]:
-    name = path.name.lower()
-    gzipped = name.endswith(".gz")
-    return Path(name.removesuffix(".gz")).suffix, gzipped
+def suffix_of(name: str) -> tuple[str, Compression]:
+    """A file name's suffix in small letters without that of its packing, and its packing."""
+    name = name.lower()
+    for compression in (Compression.GZIP, Compression.ZSTD):
+        if name.endswith(f".{compression}"):
+            return PurePath(name.removesuffix(f".{compression}")).suffix, compression
+    return PurePath(name).suffix, Compression.NONE

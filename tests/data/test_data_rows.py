@@ -17,7 +17,7 @@ from sft_play.config.schema import DataSource
 from sft_play.data.formats import Chat, Message, Pair, Row, Text, read_rows
 from sft_play.data.raw import BadRow
 from sft_play.data.sources import resolve_sources
-from sft_play.errors import DataError, NotAvailableError, SftPlayError
+from sft_play.errors import DataError, SftPlayError
 
 GOOD = b'{"prompt": "a", "completion": "b"}'
 PAIR = Pair(system="", user="a", plain_prompt="a", completion="b")
@@ -142,7 +142,7 @@ JSONL_FAULTS = [
     (b'{"prompt": -Infinity, "completion": "b"}', "rows.jsonl:1: -Infinity is not JSON"),
     (
         b'{"prompt": "a", "prompt": "c", "completion": "b"}',
-        "rows.jsonl:1: the field 'prompt' stands twice in one object",
+        "rows.jsonl:1: the field prompt stands twice in one object",
     ),
     (b"[" * 100_000, "rows.jsonl:1: nested too deeply"),
     (b'{"prompt": ' + b"9" * 5000 + b"}", "rows.jsonl:1: a number has too many digits"),
@@ -157,7 +157,10 @@ JSONL_FAULTS = [
     ),
     (b"{}", "rows.jsonl:1: no known format has the fields none; name them in data.columns"),
     (GOOD + b'\r\n\r\n{"prompt": "a"}', "rows.jsonl:3: completion: missing; found prompt"),
-    (GOOD + b'\n{"text": "a"}', "rows.jsonl:2: prompt: missing; found text"),
+    (
+        GOOD + b'\n{"text": "a"}',
+        "rows.jsonl:2: prompt: missing; found text; the row looks like text in a file of prompt_completion: put it into a file of its own",
+    ),
     (b'{"messages": {}}', "rows.jsonl:1: messages: a list of messages expected, found an object"),
     (messages("hi"), "rows.jsonl:1: messages[0]: an object with role and content expected, found text"),
     (messages([USER]), "rows.jsonl:1: messages[0]: an object with role and content expected, found a list"),
@@ -165,13 +168,16 @@ JSONL_FAULTS = [
     (messages({"content": "x"}), "rows.jsonl:1: messages[0].role: missing; found content"),
     (
         messages(USER, {"role": "bot", "content": "x"}),
-        "rows.jsonl:1: messages[1].role: unknown role 'bot'; known are system, user, assistant",
+        "rows.jsonl:1: messages[1].role: unknown role 'bot'; known are system, developer, user, assistant, tool, function",
     ),
     (
         messages(USER, {"role": "tool", "content": "x"}),
-        "rows.jsonl:1: messages[1].role: the role 'tool' is not available yet",
+        "rows.jsonl:1: messages[1]: a tool's result before any assistant turn",
     ),
-    (messages(USER | {"tool_calls": [1]}), "rows.jsonl:1: messages[0].tool_calls: not available yet"),
+    (
+        messages(USER | {"tool_calls": [1]}),
+        "rows.jsonl:1: messages[0].tool_calls[0]: a call as an object expected, found a number",
+    ),
     (messages(USER | {"content": None}), "rows.jsonl:1: messages[0].content: text expected, found null"),
     (messages(USER | {"train": 1}), "rows.jsonl:1: messages[0].train: true or false expected, found a number"),
     (
@@ -185,7 +191,8 @@ JSONL_FAULTS = [
     (
         b'{"conversations": [{"from": "alien", "value": "x"}]}',
         "rows.jsonl:1: conversations[0].from: unknown role 'alien'; "
-        "known are system, human, user, gpt, assistant, chatgpt, bing, bard, model",
+        "known are system, developer, human, user, gpt, assistant, chatgpt, bing, bard, model, function_call, tool, function, "
+        "observation, function_response, tool_response",
     ),
     (b'{"conversations": [{"from": "human"}]}', "rows.jsonl:1: conversations[0].value: missing; found from"),
     (b'{"instruction": "i", "input": 4, "output": "o"}', "rows.jsonl:1: input: text expected, found a number"),
@@ -233,7 +240,7 @@ def test_faults_of_other_files(tmp_path: Path, name: str, content: bytes, expect
         ("rows.csv", b'"prompt', "the header is not CSV: unexpected end of data"),
         ("rows.jsonl.gz", b"junk", "damaged gzip file"),
         ("rows.jsonl.gz", gzip.compress(GOOD * 999, mtime=0)[:20], "damaged gzip file"),
-        ("rows.parquet", b"junk", "not a Parquet file"),
+        ("rows.parquet", b"junk", "not a whole Parquet file"),
     ],
 )
 def test_whole_files_refused(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
@@ -289,7 +296,7 @@ def test_columns_are_mapped_and_unused_ones_told(tmp_path: Path) -> None:
 
 
 def test_folders_globs_and_what_is_not_there(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a/c.csv", "notes.md", ".hidden/d.jsonl"):
+    for name in ("b.jsonl", "a/c.csv", "README.md", "LICENSE.txt", "dataset_infos.json", ".hidden/d.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(GOOD)
 
@@ -301,12 +308,15 @@ def test_folders_globs_and_what_is_not_there(tmp_path: Path) -> None:
     assert names(f"{tmp_path}/**/*.jsonl") == ["d.jsonl", "b.jsonl"]
     (tmp_path / "a [1].jsonl").write_bytes(GOOD)
     assert names(f"{tmp_path}/a [1].jsonl") == ["a [1].jsonl"]
+    for name in ("notes.rtf", "mixed/a.jsonl", "mixed/notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(GOOD)
     for path, words in [
         (f"{tmp_path}/x*", "no file matches"),
         (f"{tmp_path}/none.jsonl", "no such file or folder"),
         ("data/none.jsonl", "no such file or folder"),
-        ("someone/some-data", "hub ids are not available yet"),
-        (f"{tmp_path}/notes.md", "is of no readable type"),
+        (f"{tmp_path}/notes.rtf", "is of no readable type"),
+        (f"{tmp_path}/mixed", "holds both rows and documents"),
         (f"{tmp_path}/.hidden/../a/../../none", "no such file or folder"),
     ]:
         with pytest.raises(DataError, match=words) as caught:
@@ -324,8 +334,6 @@ def test_several_sources_keep_their_order_and_format(tmp_path: Path) -> None:
         (one, "auto", None),
         (two, "text", 3),
     ]
-    with pytest.raises(NotAvailableError, match=r"data\.train\.weight"):
-        resolve_sources((str(one), DataSource(path=str(two), weight=2)), key="data.train", default_format="auto")
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
