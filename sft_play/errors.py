@@ -150,6 +150,12 @@ class AppliedDiffersError(EnvironmentProblem):
     hint = "run make install, then report this line with your config: it is a fault of this program"
 
 
+class PackedDiffersError(ConfigError):
+    """Documents of one pack change each other in this model with this attention kernel."""
+
+    hint = "train without packing: DATA_PACKING=false"
+
+
 class NodesDifferError(ConfigError):
     """The processes of one run were told different things."""
 

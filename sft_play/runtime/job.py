@@ -11,9 +11,12 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from sft_play.config.schema import Config
+from sft_play.errors import AppliedDiffersError
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
+from sft_play.runtime.collate import LENGTHS
 
+COLUMNS = ("input_ids", "labels", LENGTHS)
 # Rows that a calibration chooses from.
 LONGEST_ROWS = 64
 
@@ -37,10 +40,17 @@ class Job:
     told: dict[str, Any]
 
     def dataset(self, split: str) -> Dataset | None:
-        """Prepared rows (input_ids, labels), memory-mapped; None where the split does not exist."""
+        """Prepared rows (input_ids, labels; lengths of packs), memory-mapped; None where the split does not exist.
+
+        Raises:
+            AppliedDiffersError: the rows to train on are packed and should not be, or the other way round.
+        """
         if split not in self.splits:
             return None
         rows = Dataset.from_file(str(self.splits[split]))
+        rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
+        if split == "train" and (LENGTHS in rows.column_names) != self.config.data.packing:
+            raise AppliedDiffersError(f"data.packing is {self.config.data.packing} and the rows are prepared otherwise")
         if self.longest_first:
             lengths = pc.list_value_length(rows.data.column("input_ids"))
             order = pc.sort_indices(lengths, sort_keys=[("", "descending")])

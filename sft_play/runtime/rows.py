@@ -16,14 +16,14 @@ from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
 
 from sft_play.plan.build import Plan
-
-IGNORED = -100
+from sft_play.runtime.collate import IGNORED, LENGTHS
 
 
 def silent_row(rows: Dataset) -> dict[str, list[int]]:
-    """Two tokens of the first row, nothing of them learned."""
+    """Two tokens of the first row, nothing of them learned; for packs one document."""
     token = rows[0]["input_ids"][0]
-    return {"input_ids": [token, token], "labels": [IGNORED, IGNORED]}
+    row = {"input_ids": [token, token], "labels": [IGNORED, IGNORED]}
+    return {**row, LENGTHS: [2]} if LENGTHS in rows.column_names else row
 
 
 def filled(rows: Dataset, batch_rows: int, plan: Plan) -> Dataset:

@@ -23,6 +23,7 @@ from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
+from sft_play.runtime.collate import LENGTHS, REAL_TOKENS, PackCollator
 from sft_play.runtime.dist import timeout_seconds
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import Job
@@ -53,6 +54,20 @@ class SftPlayTrainer(SFTTrainer):
 
     def get_train_dataloader(self) -> Any:
         return repeat_no_row(super().get_train_dataloader())
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if LENGTHS not in self._signature_columns:
+            self._signature_columns.append(LENGTHS)
+
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """trl's loss; of packs it would count the positions of one row as the tokens of all."""
+        real, counted = inputs.pop(REAL_TOKENS, None), self._total_train_tokens
+        found = super().compute_loss(model, inputs, *args, **kwargs)
+        if real is not None:
+            self._total_train_tokens = counted + int(self.accelerator.gather(real).sum()) // self._tp_size
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        return found
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
@@ -148,7 +163,7 @@ class SftPlayTrainer(SFTTrainer):
 def build_trainer(
     job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]
 ) -> SftPlayTrainer:
-    """The trainer for the job's prepared rows (columns input_ids and labels)."""
+    """The trainer for the job's prepared rows or packs."""
     held_out, rows = job.dataset("validation"), job.dataset("train")
     trainer = SftPlayTrainer(
         job.run,
@@ -160,7 +175,9 @@ def build_trainer(
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    trainer.data_collator = SilentWhereEmpty(trainer.data_collator, silent_row(rows))
+    flat = job.plan.attention.startswith("flash")
+    collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
+    trainer.data_collator = SilentWhereEmpty(collator, silent_row(rows))
     if job.plan.strategy in ("fsdp", "hsdp"):
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS

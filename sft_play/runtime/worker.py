@@ -36,6 +36,7 @@ from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
+from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_arguments, build_trainer
@@ -62,6 +63,8 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     counts = check_applied(trainer, config, plan)
     applied = AppliedCallback(trainer, config, plan)
     trainer.add_callback(applied)
+    if config.data.packing:
+        trainer.add_callback(PackingCallback(trainer, plan))
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):
