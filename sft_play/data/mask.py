@@ -1,29 +1,45 @@
-"""Which characters of a rendered row carry loss, and which tokens hold them.
+"""Which characters of a rendered row carry loss.
 
 Loss is on exactly what the model has to write at inference: what follows the generation prompt, through the token
-that closes the turn. So each assistant turn is found by rendering the messages before it with the generation prompt,
-and that text must be the beginning of the whole row's text. What follows must be the message's own words and a
-closing token. Nothing is searched for by marker, so texts that contain markers move no mask.
+that closes the turn. So each assistant turn begins where the rendering of the messages before it, with the generation
+prompt, ends; that text must be the beginning of the whole row's text. The message's words must stand behind it, and a
+closing token behind them: where, the template's skeleton says (data/skeleton.py).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from tokenizers import Encoding
+from functools import cached_property
+from typing import Any
 
 from sft_play.data.formats import Chat, Message, Pair, Row, Text
-from sft_play.data.template import ChatTemplate, TemplateRefused, TextTokenizer
+from sft_play.data.sandbox import ChatTemplate, TemplateRefused, Tools, Turn
+from sft_play.data.skeleton import (
+    Skeleton,
+    Span,
+    Word,
+    build_skeleton,
+    end_of_turn,
+    kind_of_row,
+    missing_values,
+    with_signs,
+    words_of,
+)
+from sft_play.data.template import TextTokenizer
 from sft_play.errors import DataError
 
-_PROBE = (
-    Message(role="user", content="first question"),
-    Message(role="assistant", content="first answer"),
-    Message(role="user", content="second question"),
-    Message(role="assistant", content="second answer"),
+PROBE = Chat(
+    messages=(
+        Message(role="user", content="first question"),
+        Message(role="assistant", content="first answer"),
+        Message(role="user", content="second question"),
+        Message(role="assistant", content="second answer"),
+    )
 )
+_KINDS_KEPT = 1000
+_COMPARED_FIELDS = ("tool_call_id", "name")
 
 
 class RowRefused(Exception):
@@ -44,7 +60,7 @@ class Rendered:
     """
 
     text: str
-    turns: tuple[tuple[int, int], ...] | None
+    turns: tuple[Span, ...] | None
     plain: bool
 
 
@@ -57,14 +73,16 @@ class Renderer:
 
     Attributes:
         probed: whether a chat row was rendered, so that the template is known to be of use.
+        dropped_fields: fields that rows have and the template does not write, by how many messages (or rows, for
+            `tools`) have them: reasoning of earlier turns, for one.
     """
 
     def __init__(self, tokenizer: TextTokenizer, loss_on: str) -> None:
         self._tokenizer = tokenizer
         self._loss_on = loss_on
+        self._skeletons: dict[tuple[object, ...], tuple[Skeleton | None, list[dict[str, Any]]]] = {}
         self.probed = False
-        markers = "|".join(map(re.escape, tokenizer.markers)) or "(?!)"
-        self._closing = re.compile(rf"\s*(?:{markers})")
+        self.dropped_fields: Counter[str] = Counter()
 
     def render(self, row: Row) -> Rendered:
         """The row's text and its loss ranges; no range where no turn is learned.
@@ -78,70 +96,55 @@ class Renderer:
             return Rendered(text=body.text, turns=None, plain=True)
         if isinstance(body, Pair) and self._tokenizer.template is None:
             return self._plain_pair(body)
-        return self._chat(_as_chat(body).messages)
+        return self.render_chat(as_chat(body))
 
-    def _plain_pair(self, pair: Pair) -> Rendered:
-        text = pair.plain_prompt + pair.completion
-        turns = None if self._loss_on == "all" else ((len(pair.plain_prompt), len(text)),)
-        return Rendered(text=text, turns=turns, plain=True)
+    def render_chat(self, chat: Chat) -> Rendered:
+        """A conversation's text and its loss ranges.
 
-    def _chat(self, messages: Sequence[Message]) -> Rendered:
+        Raises:
+            RowRefused, DataError: as `render` does.
+        """
         template = self._tokenizer.need_template()
         if not self.probed:
             self._probe(template)
-        return self._mask(template, messages)
+        rendered, dropped = self._mask(template, chat)
+        self.dropped_fields.update(dropped)
+        return rendered
 
-    def _mask(self, template: ChatTemplate, messages: Sequence[Message]) -> Rendered:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        text = _render(template, turns)
-        if self._loss_on == "all":
-            return Rendered(text=text, turns=None, plain=False)
-        learned = _learned_turns(messages, self._loss_on)
-        return Rendered(text=text, turns=tuple(self._range(template, turns, n, text) for n in learned), plain=False)
+    def _plain_pair(self, pair: Pair) -> Rendered:
+        text = pair.plain_prompt + pair.completion
+        turns: tuple[Span, ...] | None = ((len(pair.plain_prompt), len(text)),)
+        if self._loss_on in ("all", "flags"):
+            turns = None if self._loss_on == "all" else ()
+        return Rendered(text=text, turns=turns, plain=True)
 
-    def _range(self, template: ChatTemplate, turns: list[dict[str, str]], number: int, text: str) -> tuple[int, int]:
-        prompt = _render(template, turns[:number], generation_prompt=True)
-        start = len(prompt)
-        if not text.startswith(prompt):
-            reason = "its generation prompt is not how the template writes that turn (it is not prefix-stable)"
-            raise RowRefused(f"messages[{number}]", f"the loss mask cannot be proved: {reason}")
-        closed = text if number == len(turns) - 1 else _render(template, turns[: number + 1])
-        content = self._find_content(text, start, turns[number]["content"], number)
-        end = self._closing_end(text, closed, start, content, number)
-        return start, end
+    def _mask(self, template: ChatTemplate, chat: Chat) -> tuple[Rendered, Counter[str]]:
+        turns = template.turns(as_turns(chat.messages))
+        row = _ChatRow(template, self._tokenizer, turns, chat.tools)
+        learned = learned_turns(chat.messages, self._loss_on)
+        row.skeleton, row.signed = self._skeleton(row)
+        dropped = row.check_words()
+        ranges = None if self._loss_on == "all" else tuple(row.range_of(number) for number in learned)
+        return Rendered(text=row.text, turns=ranges, plain=False), dropped
 
-    def _find_content(self, text: str, start: int, content: str, number: int) -> tuple[int, int]:
-        """The message's words after the generation prompt: at once, after blanks, or after the template's own words."""
-        if text.startswith(content, start):
-            return start, start + len(content)
-        words = content.strip()
-        blank = start
-        while blank < len(text) and text[blank].isspace():
-            blank += 1
-        if text.startswith(words, blank):
-            return blank, blank + len(words)
-        # Some templates open the last answer with words of their own, such as an empty block of thoughts.
-        found = [m.start() for m in re.finditer(re.escape(words), text[start:])]
-        closed = [at + start for at in found if self._closing.match(text, start + at + len(words))]
-        if len(closed) != 1:
-            raise RowRefused(f"messages[{number}].content", "the template does not write these words as they are")
-        return closed[0], closed[0] + len(words)
-
-    def _closing_end(self, text: str, closed: str, start: int, content: tuple[int, int], number: int) -> int:
-        first, last = content
-        if (match := self._closing.match(text, last)) and text[first : match.end()] in closed[start:]:
-            return match.end()
-        if closed.startswith(text[:last]):
-            tail = closed[last:].rstrip()
-            if tail and text.startswith(tail, last):
-                return last + len(tail)
-        raise RowRefused(f"messages[{number}]", "the template writes no end-of-turn token after the assistant's words")
+    def _skeleton(self, row: _ChatRow) -> tuple[Skeleton | None, list[dict[str, Any]]]:
+        kind = kind_of_row(row.turns, row.tools)
+        if kind is None or kind not in self._skeletons:
+            signed = with_signs(row.turns)
+            made = build_skeleton(row.template, signed, row.tools), signed
+            if kind is None:
+                return made
+            if len(self._skeletons) >= _KINDS_KEPT:
+                self._skeletons.clear()
+            self._skeletons[kind] = made
+        return self._skeletons[kind]
 
     def _probe(self, template: ChatTemplate) -> None:
         """One conversation that every chat template takes, so that its faults are told once and not for every row."""
         self.probed = True
+        probe = Renderer(self._tokenizer, "assistant" if self._loss_on == "flags" else self._loss_on)
         try:
-            self._mask(template, _PROBE)
+            probe._mask(template, PROBE)
         except RowRefused as refused:
             fix = "set model.chat_template to a corrected file"
             raise DataError(
@@ -149,7 +152,141 @@ class Renderer:
             ) from None
 
 
-def _as_chat(body: Chat | Pair) -> Chat:
+class _ChatRow:
+    """One conversation in a template: its text, and where in it each turn stands."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: TextTokenizer, turns: list[dict[str, Any]], tools: Tools | None
+    ) -> None:
+        self.template, self.turns, self.tools = template, turns, list(tools) if tools else None
+        self.text = self._render(turns)
+        self.skeleton: Skeleton | None = None
+        self.signed: list[dict[str, Any]] = []
+        self._marker = tokenizer.marker
+
+    @cached_property
+    def words(self) -> list[Word]:
+        return words_of(self.turns)
+
+    @cached_property
+    def spans(self) -> list[Span] | None:
+        return None if self.skeleton is None else self.skeleton.locate(self.text, self.words)
+
+    def check_words(self) -> Counter[str]:
+        """What the template leaves out of the row's fields.
+
+        Raises:
+            RowRefused: it leaves out a whole turn, or a call of a tool.
+        """
+        dropped: Counter[str] = Counter()
+        if self.skeleton is None:
+            return dropped
+        if len(self.skeleton.order) != len(self.words):
+            written = set(self.skeleton.order)
+            for number, word in enumerate(self.words):
+                if number not in written and word.text.strip():
+                    dropped[_left_out(word, self.turns[word.message]["role"])] += 1
+        if self.tools and self._same_without("tools"):
+            dropped["tools"] += 1
+        for name in _COMPARED_FIELDS:
+            count = sum(bool(turn.get(name)) for turn in self.turns)
+            if count and self._same_without(name):
+                dropped[name] += count
+        return dropped
+
+    def range_of(self, number: int) -> Span:
+        """The characters of a turn that are learned.
+
+        Raises:
+            RowRefused: they cannot be proved.
+        """
+        skeleton, spans, signed = self.skeleton, self.spans, self.signed
+        if skeleton is None or spans is None:
+            skeleton, spans, signed = self._alone(number)
+        places = skeleton.places(self.words, number)
+        end = end_of_turn(self.template, skeleton, signed, self.words, number, self._marker, self.tools)
+        if end is None:
+            raise RowRefused(
+                f"messages[{number}]", "the template writes no end-of-turn token after the assistant's words"
+            )
+        first, after = spans[places[0]][0], spans[end[0]][1] + len(end[1])
+        start = self._start(number, first)
+        if missing := missing_values(self.turns[number], self.text[start:after]):
+            reason = f"the chat template does not write {missing[0][:60]!r} as it is"
+            raise RowRefused(f"messages[{number}].tool_calls", reason)
+        return start, after
+
+    def _alone(self, number: int) -> tuple[Skeleton, list[Span], list[dict[str, Any]]]:
+        """The skeleton with signs in this turn only: for templates that change the words of other turns."""
+        signed = with_signs(self.turns, only=number)
+        skeleton = build_skeleton(self.template, signed, self.tools)
+        spans = None if skeleton is None else skeleton.locate(self.text, self.words)
+        if skeleton is None or spans is None or not spans:
+            raise RowRefused(f"messages[{number}].content", "the template does not write these words as they are")
+        return skeleton, spans, signed
+
+    def _start(self, number: int, first: int) -> int:
+        """Where inference begins to write the turn: behind the generation prompt."""
+        try:
+            prompt = self._render(self.turns[:number], generation_prompt=True)
+        except (RowRefused, DataError):
+            return self._behind_opening(number, first)
+        if len(prompt) <= first and self.text.startswith(prompt):
+            return len(prompt)
+        if number == 0:
+            return self._behind_opening(number, first)
+        return self._behind_mark(number, first)
+
+    def _behind_opening(self, number: int, first: int) -> int:
+        """For a turn that no prompt leads to, as a greeting is: behind the words that open an answer anywhere else."""
+        user = [{"role": "user", "content": "question"}]
+        try:
+            before, prompt = self._render(user), self._render(user, generation_prompt=True)
+        except (RowRefused, DataError):
+            before = prompt = ""
+        opening = prompt[len(before) :] if prompt.startswith(before) else ""
+        if opening and self.text[:first].endswith(opening):
+            return first
+        return self._behind_mark(number, first)
+
+    def _behind_mark(self, number: int, first: int) -> int:
+        """Where the template's own {% generation %} mark begins, if it has one around these words."""
+        try:
+            text, marks = self.template.marked(self.turns, tools=self.tools)
+        except (TemplateRefused, DataError):
+            text, marks = "", []
+        for start, end in marks:
+            if text == self.text and start <= first < end:
+                return start
+        reason = "its generation prompt is not how the template writes that turn (it is not prefix-stable)"
+        raise RowRefused(f"messages[{number}]", f"the loss mask cannot be proved: {reason}")
+
+    def _same_without(self, name: str) -> bool:
+        """Whether the text is the same without a field."""
+        turns = [{key: value for key, value in turn.items() if key != name} for turn in self.turns]
+        try:
+            return self.template.render(turns, tools=None if name == "tools" else self.tools) == self.text
+        except (TemplateRefused, DataError):
+            return False
+
+    def _render(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> str:
+        try:
+            return self.template.render(turns, tools=self.tools, generation_prompt=generation_prompt)
+        except TemplateRefused as error:
+            raise RowRefused("", f"the chat template refuses the row: {error}") from None
+
+
+def _left_out(word: Word, role: str) -> str:
+    """The name of a field that may be left out, as reasoning of earlier turns is."""
+    if word.kind == "reasoning_content":
+        return word.kind
+    if word.kind == "tool_calls":
+        raise RowRefused(f"messages[{word.message}].tool_calls", "the chat template does not write calls of tools")
+    raise RowRefused(f"messages[{word.message}].content", f"the chat template does not write this {role} turn")
+
+
+def as_chat(body: Chat | Pair) -> Chat:
+    """A question and its answer as a conversation."""
     if isinstance(body, Chat):
         return body
     system = (Message(role="system", content=body.system),) if body.system else ()
@@ -157,14 +294,17 @@ def _as_chat(body: Chat | Pair) -> Chat:
     return Chat(messages=system + turns)
 
 
-def _render(template: ChatTemplate, turns: list[dict[str, str]], *, generation_prompt: bool = False) -> str:
-    try:
-        return template.render(turns, generation_prompt=generation_prompt)
-    except TemplateRefused as error:
-        raise RowRefused("", f"the chat template refuses the row: {error}") from None
+def as_turns(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    """Messages as templates know them: role, content and what else they have."""
+    return [{"role": one.role, "content": one.content, **(one.extra or {})} for one in messages]
 
 
-def _learned_turns(messages: Sequence[Message], loss_on: str) -> list[int]:
+def learned_turns(messages: Sequence[Message], loss_on: str) -> list[int]:
+    """Numbers of the messages that carry loss.
+
+    Raises:
+        RowRefused: a flagged message is not the assistant's.
+    """
     if loss_on == "flags":
         return _flagged_turns(messages)
     answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
@@ -177,39 +317,3 @@ def _flagged_turns(messages: Sequence[Message]) -> list[int]:
         if messages[number].role != "assistant":
             raise RowRefused(f"messages[{number}].train", f"a {messages[number].role} turn cannot be learned")
     return flagged
-
-
-def token_range(encoding: Encoding, text: str, start: int, end: int) -> tuple[int, int]:
-    """Tokens (first, after the last) that hold the characters from `start` to `end`.
-
-    A token that begins before `start` belongs to the range only if it holds a character of it that is not blank.
-
-    Raises:
-        RowRefused: no token holds any of these characters.
-    """
-    first = _token_from(encoding, start, end)
-    left, right = token_characters(encoding, first)
-    if left < start and not text[start:right].strip():
-        first += 1
-    last = end - 1
-    while (token := encoding.char_to_token(last)) is None and last > start:
-        last -= 1
-    if token is None:
-        raise RowRefused("", "the tokenizer drops the assistant's words")
-    after = token + 1
-    while after < len(encoding) and start <= token_characters(encoding, after)[0] < end:
-        after += 1
-    return first, after
-
-
-def token_characters(encoding: Encoding, token: int) -> tuple[int, int]:
-    """The characters (first, after the last) that a token holds; (-1, -1) for one that stands for no text."""
-    return encoding.token_to_chars(token) or (-1, -1)
-
-
-def _token_from(encoding: Encoding, start: int, end: int) -> int:
-    for position in range(start, end):
-        token: int | None = encoding.char_to_token(position)
-        if token is not None:
-            return token
-    raise RowRefused("", "the tokenizer drops the assistant's words")

@@ -1,156 +1,25 @@
-"""The tokenizer as text sees it: tokenizer.json, its special tokens and its chat template, without transformers.
-
-Chat templates are programs that come with a model, so they run in jinja2's immutable sandbox and see plain
-values only. The environment offers what transformers offers, so that both render the same text.
-"""
+"""The tokenizer as text sees it: tokenizer.json, its special tokens and its chat template, without transformers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer
 
+from sft_play.data.builtin import BUILT_IN, built_in_source, is_name, read_built_in
+from sft_play.data.sandbox import ChatTemplate, TemplateRefused
 from sft_play.errors import DataError, ModelError
+
+__all__ = ["ChatTemplate", "TemplateRefused", "TextTokenizer", "load_text_tokenizer", "read_template_source"]
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TEMPLATE_FILE = "chat_template.jinja"
-
-
-class TemplateRefused(Exception):
-    """The template itself refused these messages with raise_exception; its words are the message."""
-
-
-class _Generation(jinja2.ext.Extension):  # type: ignore[misc]
-    """`{% generation %}...{% endgeneration %}`: a mark for trainers, rendered as what stands between."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block, not the bare body: names set inside stay inside, as they do in transformers.
-        return jinja2.nodes.CallBlock(self.call_method("_between"), [], [], body).set_lineno(line)
-
-    def _between(self, caller: Any) -> Any:
-        return caller()
-
-
-class _Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
-    """jinja2's namespace without names that start with an underscore, which lead out of the sandbox."""
-
-    def __init__(*args: Any, **names: Any) -> None:
-        for name in dict(*args[1:], **names):
-            _refuse_underscore(name)
-        jinja2.utils.Namespace.__init__(*args, **names)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
-
-
-def _plain_dict(*args: Any, **items: Any) -> dict[Any, Any]:
-    return dict(*args, **items)
-
-
-def _raise_exception(message: object) -> None:
-    raise TemplateRefused(str(message))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_plain_dict, namespace=_Namespace
-    )
-    return environment
-
-
-class ChatTemplate:
-    """A compiled chat template.
-
-    Args:
-        source: the jinja2 text.
-        specials: `bos_token` and the like, visible in the template by these names.
-        where: the file it comes from, for messages.
-
-    Raises:
-        DataError: the text is not a template.
-    """
-
-    def __init__(self, source: str, specials: Mapping[str, str], where: str) -> None:
-        self.source = source
-        self.where = where
-        self._specials = dict(specials)
-        try:
-            self._compiled = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise DataError(
-                f"the chat template is not valid jinja: {error}", where=where, fix="mend it, or set model.chat_template"
-            ) from error
-
-    def render(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
-        """The messages as text.
-
-        Raises:
-            TemplateRefused: the template raised on purpose (a role or an order that it does not take).
-            DataError: it failed, or tried to leave its sandbox.
-        """
-        try:
-            text: str = self._compiled.render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=generation_prompt,
-                **self._specials,
-            )
-            return text
-        except TemplateRefused:
-            raise
-        except jinja2.exceptions.SecurityError as error:
-            raise DataError(
-                f"the chat template tried to leave its sandbox: {error}",
-                where=self.where,
-                fix="do not use this model's template; set model.chat_template to one you trust",
-            ) from error
-        except Exception as error:
-            # A template is a program: any error of it is a fault of the template, told in one line.
-            raise DataError(
-                f"the chat template failed: {type(error).__name__}: {error}",
-                where=self.where,
-                fix="mend it, or set model.chat_template to another file",
-            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +46,16 @@ class TextTokenizer:
         added = {str(token.content) for token in self.tokenizer.get_added_tokens_decoder().values()}
         return tuple(sorted((text for text in added if text.strip()), key=lambda text: (-len(text), text)))
 
+    @cached_property
+    def marker(self) -> re.Pattern[str]:
+        """Matches one of the markers."""
+        return re.compile("|".join(map(re.escape, self.markers)) or "(?!)")
+
+    @cached_property
+    def marker_ids(self) -> frozenset[int]:
+        """Ids of the added tokens: text is split at them before anything else."""
+        return frozenset(self.tokenizer.get_added_tokens_decoder())
+
     def need_template(self) -> ChatTemplate:
         """The template.
 
@@ -187,8 +66,8 @@ class TextTokenizer:
             raise DataError(
                 "the tokenizer has no chat template, and chat rows need one",
                 where=str(self.folder),
-                fix="set model.chat_template to a jinja file, use the instruct version of the model,"
-                " or give rows of prompt and completion or of text",
+                fix=f"set model.chat_template to one of {', '.join(BUILT_IN)} or to a jinja file, use the instruct"
+                " version of the model, or give rows of prompt and completion or of text",
             )
         return self.template
 
@@ -198,19 +77,22 @@ def load_text_tokenizer(folder: Path, chat_template: str | None = None) -> TextT
 
     Args:
         folder: holds tokenizer.json, and beside it tokenizer_config.json and chat_template.jinja where they exist.
-        chat_template: `model.chat_template`: a jinja file that replaces the folder's own template.
+        chat_template: `model.chat_template`: a built-in name or a jinja file, in place of the folder's own template.
 
     Raises:
         ModelError: tokenizer.json is missing or damaged.
-        DataError: the template is missing or not valid.
+        DataError: the template is missing or not valid, or a built-in one writes tokens that the tokenizer lacks.
     """
     config = _read_config(folder)
     tokenizer = _read_tokenizer(folder)
     specials = _specials(config)
     _add_missing_tokens(tokenizer, config, specials)
-    found = read_template_source(folder, chat_template)
-    template = None if found is None else ChatTemplate(found[0], specials, found[1])
     eos, bos = specials.get("eos_token"), specials.get("bos_token")
+    found = read_template_source(folder, chat_template)
+    if found is not None and chat_template is not None and is_name(chat_template):
+        adds_bos = bool(config.get("add_bos_token")) or _puts_first(tokenizer, bos)
+        found = built_in_source(chat_template, tokenizer, specials, adds_bos=adds_bos), found[1]
+    template = None if found is None else ChatTemplate(found[0], specials, found[1])
     return TextTokenizer(
         tokenizer=tokenizer,
         specials=specials,
@@ -225,8 +107,10 @@ def read_template_source(folder: Path, chat_template: str | None) -> tuple[str, 
     """The template's text and the file it comes from: the config's, else the folder's; None where neither is.
 
     Raises:
-        DataError: `model.chat_template` names no file.
+        DataError: `model.chat_template` names neither a built-in template nor a file.
     """
+    if chat_template is not None and is_name(chat_template):
+        return read_built_in(chat_template), f"model.chat_template: {chat_template}"
     if chat_template is not None:
         return _template_from_file(Path(chat_template).expanduser())
     file = folder / _TEMPLATE_FILE
@@ -240,11 +124,14 @@ def read_template_source(folder: Path, chat_template: str | None) -> tuple[str, 
 
 def _template_from_file(file: Path) -> tuple[str, str]:
     if not file.is_file():
-        fix = f"name a jinja file, or drop the key to use the tokenizer's own template; no {file} is here"
-        raise DataError(
-            "built-in templates are not available yet, and no such file", where="model.chat_template", fix=fix
-        )
+        fix = f"name a jinja file or one of {', '.join(BUILT_IN)}, or drop the key to use the tokenizer's own template"
+        raise DataError(f"there is no file {file}", where="model.chat_template", fix=fix)
     return _read_text(file), str(file)
+
+
+def _puts_first(tokenizer: Tokenizer, bos: str | None) -> bool:
+    """Whether the tokenizer itself puts BOS before a text."""
+    return bos is not None and tokenizer.encode("text").ids[:1] == [tokenizer.token_to_id(bos)]
 
 
 def _read_text(file: Path) -> str:

@@ -21,7 +21,7 @@ from sft_play.errors import DataError
 from tests.data.tokenizers_made import CHATML, GEMMA, LLAMA3, MISTRAL, STYLES, make_tokenizer
 
 CHAT_STYLES = [name for name, style in STYLES.items() if style.template]
-FILE = DataFile(path=Path("r.jsonl"), shown="r.jsonl", kind=FileKind.JSONL, gzipped=False, format="auto", source=0)
+FILE = DataFile(path=Path("r.jsonl"), shown="r.jsonl", kind=FileKind.JSONL, compression="", format="auto", source=0)
 
 
 @cache
