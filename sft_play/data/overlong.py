@@ -2,11 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
+from sft_play.config.schema import Config
 from sft_play.data.encode import MASKED, Encoded
+from sft_play.data.formats import Row, Text
+from sft_play.data.validate import Rejects
+from sft_play.facts.data import DropReason
 
 Policy = Literal["truncate", "drop", "split", "error"]
+
+
+class Fitter:
+    """Brings rows within `model.max_seq_len`, and counts what that took.
+
+    Args:
+        split: name of the split, for the rows that are refused.
+        refused: gets the rows that `on_overlong: error` refuses.
+
+    Attributes:
+        dropped: rows of which nothing is left, by `DropReason`.
+        truncated, split_up: rows that were cut, and rows that were cut into pieces.
+    """
+
+    def __init__(self, config: Config, split: str, refused: Rejects) -> None:
+        self._limit, self._data, self._split, self._refused = config.model.max_seq_len, config.data, split, refused
+        crossing = config.data.cross_documents and config.data.task != "sft"
+        self._blocks = Blocks(self._limit) if crossing else None
+        self.dropped: Counter[str] = Counter()
+        self.truncated = self.split_up = 0
+
+    def fit(self, row: Row, encoded: Encoded) -> list[Encoded]:
+        """The row itself, cut, in pieces, or nothing."""
+        text = isinstance(row.body, Text)
+        if not encoded.loss_tokens:
+            self.dropped[DropReason.NOTHING_TO_LEARN] += 1
+            return []
+        if text and self._blocks:
+            return self._blocks.add(encoded)
+        if len(encoded.input_ids) <= self._limit:
+            return [encoded]
+        policy = policy_of(self._data.on_overlong, text=text, task=self._data.task)
+        if policy == "error":
+            what = f"{len(encoded.input_ids):,} tokens, model.max_seq_len is {self._limit:,}"
+            self._refused.add(self._split, row.bad("", what))
+            return []
+        if policy == "split" and (pieces := split_row(encoded, self._limit)):
+            self.split_up += 1
+            return pieces
+        cut = encoded.cut(self._limit)
+        if policy != "truncate" or not cut.loss_tokens:
+            self.dropped[DropReason.OVERLONG] += 1
+            return []
+        self.truncated += 1
+        return [cut]
+
+    def rest(self) -> list[Encoded]:
+        """The last block of texts that run on across documents."""
+        return self._blocks.rest() if self._blocks else []
 
 
 def policy_of(on_overlong: str, *, text: bool, task: str) -> Policy:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sft_play.config.schema import Config
 from sft_play.data.encode import Encoded
-from sft_play.data.formats import Row, Text
+from sft_play.data.formats import Row
 from sft_play.data.mask import RowRefused
 from sft_play.data.mix import mix_rows
-from sft_play.data.overlong import Blocks, policy_of, split_row
+from sft_play.data.overlong import Fitter
 from sft_play.data.pack import write_packs
 from sft_play.data.sources import SourceFiles
 from sft_play.data.validate import Rejects
@@ -36,14 +36,12 @@ class Split:
         self, config: Config, file: Path, sources: Sequence[SourceFiles], rejects: Rejects, overlong: Rejects
     ) -> None:
         self.name, self._file, self._config, self._sources = file.stem, file, config, sources
-        self._rejects, self._overlong = rejects, overlong
+        self._rejects = rejects
+        self._fitter = Fitter(config, self.name, overlong)
         self._writer = SplitWriter(file)
-        crossing = config.data.cross_documents and config.data.task != "sft"
-        self._blocks = Blocks(config.model.max_seq_len) if crossing else None
         self.formats: Counter[str] = Counter()
-        self.dropped: Counter[str] = Counter()
+        self.dropped = self._fitter.dropped
         self.read = self.duplicates = self.leaking = 0
-        self._truncated = self._split_up = 0
 
     def write(self, rows: Sequence[tuple[Row, Encoded | RowRefused]]) -> None:
         """Append rows, each as the length policy leaves it."""
@@ -53,7 +51,7 @@ class Split:
             if isinstance(encoded, RowRefused):
                 self.refuse(row, encoded)
                 continue
-            pieces = self._fit(row, encoded)
+            pieces = self._fitter.fit(row, encoded)
             fitted += pieces
             sources += [row.file.source] * len(pieces)
         self._writer.write(fitted, sources)
@@ -65,7 +63,7 @@ class Split:
 
     def close(self) -> None:
         """Write what is still held; the file is whole only then."""
-        rest = self._blocks.rest() if self._blocks else []
+        rest = self._fitter.rest()
         self._writer.write(rest, [0] * len(rest))
         self._writer.close()
 
@@ -89,38 +87,13 @@ class Split:
         _refuse_useless(self.name, facts)
         return facts, digest
 
-    def _fit(self, row: Row, encoded: Encoded) -> list[Encoded]:
-        """The row within the length limit: itself, cut, in pieces, or nothing, which is counted."""
-        limit, text = self._config.model.max_seq_len, isinstance(row.body, Text)
-        if not encoded.loss_tokens:
-            self.dropped[DropReason.NOTHING_TO_LEARN] += 1
-            return []
-        if text and self._blocks:
-            return self._blocks.add(encoded)
-        if len(encoded.input_ids) <= limit:
-            return [encoded]
-        policy = policy_of(self._config.data.on_overlong, text=text, task=self._config.data.task)
-        if policy == "error":
-            length = len(encoded.input_ids)
-            self._overlong.add(self.name, row.bad("", f"{length:,} tokens, model.max_seq_len is {limit:,}"))
-            return []
-        if policy == "split" and (pieces := split_row(encoded, limit)):
-            self._split_up += 1
-            return pieces
-        cut = encoded.cut(limit)
-        if policy != "truncate" or not cut.loss_tokens:
-            self.dropped[DropReason.OVERLONG] += 1
-            return []
-        self._truncated += 1
-        return [cut]
-
     def _facts(self, counts: Counts, packs: int | None, fill: float | None, rows_of: Mapping[int, int]) -> SplitFacts:
         percentiles, histogram = summarise_lengths(counts.lengths)
         return SplitFacts(
             rows_read=self.read,
             rows_kept=len(counts.lengths),
             dropped={reason: self.dropped[reason] for reason in DropReason if self.dropped[reason]},
-            truncated=self._truncated,
+            truncated=self._fitter.truncated,
             tokens=sum(counts.lengths),
             loss_tokens=counts.loss_tokens,
             longest=max(counts.lengths),
@@ -128,7 +101,7 @@ class Split:
             histogram=histogram,
             formats=dict(self.formats),
             end_of_turn_share=counts.closed / len(counts.lengths),
-            split_up=self._split_up,
+            split_up=self._fitter.split_up,
             duplicates=self.duplicates,
             leaking=self.leaking,
             sources=self._source_facts(counts, rows_of),
