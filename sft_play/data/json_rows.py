@@ -83,7 +83,7 @@ def read_jsonl(file: DataFile, stream: IO[bytes]) -> Iterator[RawRow | BadRow]:
             if first and (stripped == b"[" or stripped.startswith(b"[{")):
                 fix = "name it .json, or write one row a line"
                 raise DataError("the file is a JSON list, not one row a line", where=file.shown, fix=fix) from error
-            cut_off = not line.endswith(b"\n") and not stripped.endswith(b"}")
+            cut_off = stripped.startswith(b"{") and not line.endswith(b"\n") and not stripped.endswith(b"}")
             yield _bad_json(file, number, error, stripped, cut_off)
             continue
         finally:
@@ -138,7 +138,8 @@ def _read_array(file: DataFile, raw: bytes) -> Iterator[RawRow | BadRow]:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         start_of_line = raw.rfind(b"\n", 0, error.start) + 1
-        yield _bad_json(file, line, error, raw[start_of_line:].splitlines()[0], False)
+        error.start, error.object = error.start - start_of_line, raw[start_of_line:]
+        yield _bad_json(file, line, error, error.object.splitlines()[0], False)
         return
     position, line, seen = _skip_space(text, text.index("[") + 1), 1, 0
     while text[position : position + 1] != "]":
