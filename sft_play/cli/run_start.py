@@ -101,11 +101,11 @@ def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -
         )
     if plan.attention.startswith("flash") and find_spec("flash_attn") is None:
         raise EnvironmentProblem("flash_attn is not installed", where="model.attention", fix="use sdpa or auto")
-    rows = data.splits["train"].rows_kept
+    rows = data.splits["train"].sequences
     together = plan.global_batch // plan.grad_accum
     if config.train.dataloader_drop_last and rows < together:
         raise ConfigError(
-            f"{rows} rows are fewer than one batch of {together}",
+            f"{rows} {'packs' if config.data.packing else 'rows'} are fewer than one batch of {together}",
             where="train.dataloader_drop_last",
             fix="set it to false, or lower train.batch_size",
         )

@@ -79,17 +79,15 @@ def masked_positions(facts: ModelFacts, settings: Settings) -> int:
     """Pairs of positions in the masks that one attention call is given; 0 where a kernel needs none.
 
     transformers 5.23 (`masking_utils`) makes rows x 1 x length x length for `sdpa` where a row is padded or as long
-    as the model's window, for packed documents one square over all of them, and for `eager` always; flash and flex
-    attention take lengths instead.
+    as the model's window, for packed documents (where a micro-batch is flattened one square over all of them), and
+    for `eager` always; flash and flex attention take lengths instead.
     """
     if settings.attention not in {Attention.SDPA, Attention.EAGER}:
         return 0
-    if settings.packed:
-        return settings.tokens**2
-    padded = settings.padded and settings.micro_batch > 1
+    padded = settings.packed or (settings.padded and settings.micro_batch > 1)
     windowed = facts.sliding_window is not None and settings.seq_len >= facts.sliding_window
     always = settings.attention is Attention.EAGER
-    return settings.micro_batch * settings.seq_len**2 if padded or windowed or always else 0
+    return settings.tokens * settings.span if padded or windowed or always else 0
 
 
 def mask_bytes(facts: ModelFacts, settings: Settings, *, layers: float) -> float:
@@ -260,8 +258,7 @@ def _layer_bytes_a_token(facts: ModelFacts, settings: Settings, cost: LayerCost,
     scores = 0.0
     if settings.attention is Attention.EAGER:
         each = kernels.EAGER_SCORE_BYTES_LIVE if live else kernels.EAGER_SCORE_BYTES_STORED
-        span = settings.tokens if settings.packed else settings.seq_len
-        scores = float(facts.num_heads * span * each)
+        scores = float(facts.num_heads * settings.span * each)
     sequence = settings.tensor_parallel if settings.sequence_parallel else 1
     adapters = _adapter_input_bytes(facts, settings) + saved_outputs_bytes(facts, settings, width)
     split = (inside * width + scores + adapters) / divisors(settings).layer

@@ -26,11 +26,11 @@ class Batch:
     def global_batch(self) -> int:
         return self.micro_batch * self.grad_accum * self.data_parallel
 
-    def arithmetic(self) -> str:
+    def arithmetic(self, unit: str = "rows") -> str:
         """The product in words, for the plan."""
         return (
-            f"{self.micro_batch} rows x {self.grad_accum} accumulated x {self.data_parallel} "
-            f"data-parallel = {self.global_batch} rows a step"
+            f"{self.micro_batch} {unit} x {self.grad_accum} accumulated x {self.data_parallel} "
+            f"data-parallel = {self.global_batch} {unit} a step"
         )
 
 

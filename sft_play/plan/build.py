@@ -194,18 +194,17 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
         checkpointing = "everything fits without recomputing"
     length = longest_row(config, inputs.data)
     slow = gloo_warning(config, inputs.hardware)
-    source = "the longest row" if inputs.data else "model.max_seq_len; the data is not prepared yet"
     return (
         f"strategy {candidate.layout.name}: {candidate.reason}",
         *_of_the_strategy(inputs, candidate),
-        f"batch: {candidate.batch.arithmetic()}",
+        f"batch: {candidate.batch.arithmetic('packs' if settings.packed else 'rows')}",
         rate_reason(config, settings.global_batch),
-        f"length {length} tokens: {source}",
+        f"length {length} tokens: {_length_reason(inputs)}",
         choose_dtype(config, inputs.gpu)[1],
         choose_autocast(config, inputs.gpu)[1],
         f"gradient checkpointing {'on' if on else 'off'}: {checkpointing}",
         "loss in chunks: logits are never held whole",
-        f"attention {choose_attention(config, inputs.gpu)}",
+        f"attention {choose_attention(config, inputs.gpu)}{_packed_attention(candidate)}",
         *([f"warning: {slow}"] if slow else []),
     )
 
@@ -218,6 +217,25 @@ def _of_the_strategy(inputs: PlanInputs, candidate: Candidate) -> Iterator[str]:
         yield "warning: the GPUs differ: the smallest sets the batch and the slowest the pace; DIST_GPUS=0,1 picks some"
     if inputs.gpu and not inputs.config.train.deterministic:
         yield "kernels are the fastest: two runs differ in the last bits; TRAIN_DETERMINISTIC=true makes them equal"
+
+
+def _length_reason(inputs: PlanInputs) -> str:
+    if inputs.data is None:
+        return "model.max_seq_len; the data is not prepared yet"
+    split = inputs.data.splits["train"]
+    if not split.packs:
+        return "the longest row"
+    return f"{split.rows_kept:,} rows in {split.packs:,} packs, {split.fill or 0:.1%} of them real tokens"
+
+
+def _packed_attention(candidate: Candidate) -> str:
+    """How documents of a pack are told apart."""
+    settings = candidate.settings
+    if not settings.packed:
+        return ""
+    if settings.flattened:
+        return ": the packs of a micro-batch in one row, documents by their lengths"
+    return ": a row a pack, documents told apart by a mask of its own"
 
 
 def does_not_fit(inputs: PlanInputs, choice: Choice) -> ConfigError:

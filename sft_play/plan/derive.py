@@ -47,6 +47,7 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
         seq_len=longest_row(config, data),
         padded=not config.data.packing and lengths_differ(data),
         packed=config.data.packing,
+        flattened=config.data.packing and choose_attention(config, gpu).startswith("flash"),
         param_dtype=dtype,
         compute_dtype=autocast,
         optimizer=OPTIMIZERS[optimizer],
@@ -113,11 +114,15 @@ def batch_request(config: Config, data: DataFacts | None) -> BatchRequest:
 
 
 def longest_row(config: Config, data: DataFacts | None) -> int:
-    """Tokens of the longest row that training will meet, for which memory is planned (see `plan.lengths`).
+    """Tokens of the longest row or pack that training will meet, for which memory is planned (see `plan.lengths`).
 
     `model.max_seq_len` where the data is not prepared yet.
     """
-    return min(data.splits["train"].longest, config.model.max_seq_len) if data else config.model.max_seq_len
+    limit = config.model.max_seq_len
+    if data is None:
+        return limit
+    split = data.splits["train"]
+    return min(split.tokens if config.data.packing else split.longest, limit)
 
 
 def lengths_differ(data: DataFacts | None) -> bool:

@@ -17,8 +17,8 @@ from sft_play.plan.speed import Speed, estimate_speed
 
 
 def mean_length(split: SplitFacts) -> float:
-    """Mean tokens of a row."""
-    return split.tokens / max(1, split.rows_kept)
+    """Mean tokens of a sequence: of a row, or of a pack."""
+    return split.tokens / max(1, split.sequences)
 
 
 def expected_longest(split: SplitFacts, rows: int) -> float:
@@ -37,12 +37,15 @@ def expected_longest(split: SplitFacts, rows: int) -> float:
 def speed_on_rows(facts: ModelFacts, settings: Settings, hardware: Hardware, split: SplitFacts | None) -> Speed | None:
     """Speed on the rows of a split: time of padded micro-batches, tokens of the rows themselves.
 
+    A pack's micro-batch is taken to be as long as a full one.
+
     Args:
-        split: None where the rows are unknown or packed; every row is then `settings.seq_len` long.
+        split: None where the rows are unknown; every row is then `settings.seq_len` long.
     """
-    if split is None or settings.packed:
+    if split is None:
         return estimate_speed(facts, settings, hardware)
-    padded = max(1, round(min(expected_longest(split, settings.micro_batch), settings.seq_len)))
+    expected = settings.seq_len if settings.packed else expected_longest(split, settings.micro_batch)
+    padded = max(1, round(min(expected, settings.seq_len)))
     found = estimate_speed(facts, replace(settings, seq_len=padded), hardware)
     if found is None:
         return None

@@ -35,6 +35,7 @@ class RunLength:
     """Steps, tokens and hours of the whole run; None where the data is not prepared or speeds are unknown."""
 
     rows: int | None
+    """Rows of an epoch, or packs."""
     steps: int | None
     tokens: int | None
     hours: float | None
@@ -97,7 +98,7 @@ def run_length(inputs: PlanInputs, chosen: Candidate | None) -> RunLength:
     """Steps x rows x mean length; a step's time is that of rows padded to the longest of their micro-batch."""
     train = inputs.config.train
     split = inputs.data.splits["train"] if inputs.data else None
-    rows = split.rows_kept if split else None
+    rows = split.sequences if split else None
     if chosen is None:
         return RunLength(rows=rows, steps=None, tokens=None, hours=None)
     settings = chosen.settings

@@ -103,9 +103,10 @@ class Settings:
     """One run's settings, resolved: nothing is automatic here.
 
     Attributes:
-        micro_batch, seq_len: rows a GPU holds in one forward pass, and their length in tokens.
+        micro_batch, seq_len: rows (or packs) a GPU holds in one forward pass, and their length in tokens.
         padded: rows differ in length, so that a micro-batch of several is padded to its longest.
-        packed: a micro-batch is one row of its documents, told apart by their positions.
+        packed: a sequence is several documents, told apart by their positions.
+        flattened: packs of a micro-batch lie in one row, as varlen kernels need it; else in a row each.
         grad_accum: micro-batches an optimizer step; above 1 the gradients live through every forward pass.
         param_dtype: type in which weights rest; adapters have their own.
         compute_dtype: type of activations and gathered weights.
@@ -133,6 +134,7 @@ class Settings:
     seq_len: int
     padded: bool = False
     packed: bool = False
+    flattened: bool = False
     grad_accum: int = 1
     param_dtype: Dtype = Dtype.BF16
     compute_dtype: Dtype = Dtype.BF16
@@ -174,6 +176,11 @@ class Settings:
     def tokens(self) -> int:
         """Tokens of one micro-batch on one GPU."""
         return self.micro_batch * self.seq_len
+
+    @property
+    def span(self) -> int:
+        """Tokens of one row as attention gets it: of a sequence, or of a whole micro-batch that is flattened."""
+        return self.tokens if self.flattened else self.seq_len
 
     @property
     def trains_adapter(self) -> bool:

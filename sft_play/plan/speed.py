@@ -169,15 +169,16 @@ def _fp32_head_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float
 def attention_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     """Seconds a token; eager attention computes the masked half too and moves its scores through memory.
 
-    So does torch's own kernel where it is given a mask: only its causal form leaves tiles out. Of a packed micro-batch
-    that is the square over all its documents.
+    So does torch's own kernel where it is given a mask: only its causal form leaves tiles out. Of a flattened
+    micro-batch that is the square over all its documents. Kernels that take lengths are given the square of a whole
+    sequence too, which is more than they do: documents are shorter.
     """
     flops = attention_flops(facts, settings)
     if settings.checkpointing is Checkpointing.FULL:
         flops *= 4 / 3
     efficiency = efficiency_of(gpu)
-    if settings.packed and masked_positions(facts, settings):
-        flops *= settings.micro_batch
+    if masked_positions(facts, settings):
+        flops *= settings.span / settings.seq_len
     if settings.attention is Attention.SDPA and masked_positions(facts, settings):
         flops *= 2
     if settings.attention is not Attention.EAGER:

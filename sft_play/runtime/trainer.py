@@ -41,6 +41,8 @@ SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
 class SftPlayTrainer(SFTTrainer):
     """SFTTrainer with checkpoints that are whole or absent, an evaluation loss over tokens, and no NaN step."""
 
+    _total_train_tokens: int
+
     def __init__(self, run: RunDir, stamp: dict[str, Any], **settings: Any) -> None:
         super().__init__(**settings)
         self.run = run

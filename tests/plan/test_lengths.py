@@ -32,11 +32,13 @@ def split_of(lengths: list[int]) -> SplitFacts:
     )  # fmt: skip
 
 
-def inputs(lengths: list[int] | None, **train: object) -> PlanInputs:
-    values = {"model": {"name": MODEL, "max_seq_len": 4096}, "data": {"train": "t"}, "train": train}
+def inputs(lengths: list[int] | None, *, packs: int | None = None, **train: object) -> PlanInputs:
+    packed = {"train": "t", "packing": packs is not None}
+    values = {"model": {"name": MODEL, "max_seq_len": 4096}, "data": packed, "train": train}
     data = None
     if lengths:
-        data = DataFacts(key="k", fingerprint="f", max_seq_len=4096, splits={"train": split_of(lengths)})
+        split = replace(split_of(lengths), packs=packs, fill=sum(lengths) / (packs * 4096) if packs else None)
+        data = DataFacts(key="k", fingerprint="f", max_seq_len=4096, splits={"train": split})
     return PlanInputs(config=Config.model_validate(values), hardware=GPU, facts=read_model_facts(MODEL), data=data)
 
 
@@ -94,3 +96,32 @@ def test_padding_is_part_of_the_choice_of_a_micro_batch() -> None:
     """Rows of one short length are worth many at a time; a rare long one among them makes that mostly padding."""
     alike, mixed = chosen(inputs([128] * 1000)), chosen(inputs(LENGTHS))
     assert alike.batch.micro_batch > mixed.batch.micro_batch
+
+
+def test_packs_are_counted_as_sequences_of_full_length() -> None:
+    made = inputs(LENGTHS, packs=80, batch_size=2, global_batch_size=8)
+    one = chosen(made)
+    assert (one.settings.packed, one.settings.flattened, one.settings.padded) == (True, False, False)
+    assert one.settings.seq_len == 4096
+    full = estimate_speed(made.facts, one.settings, GPU)
+    assert full
+    assert one.tokens_per_second == pytest.approx(full.tokens_per_second * sum(LENGTHS) / (80 * 4096))
+    length = run_length(made, one)
+    assert (length.rows, length.steps, length.tokens) == (80, 10, sum(LENGTHS))
+    reasons = make_plan(made).reasons
+    assert any(reason.startswith("batch: 2 packs x 4 accumulated") for reason in reasons)
+    assert "length 4096 tokens: 1,000 rows in 80 packs, 97.7% of them real tokens" in reasons
+
+
+def test_rows_that_fill_no_pack_are_planned_at_their_own_length() -> None:
+    assert chosen(inputs([100] * 8, packs=1)).settings.seq_len == 800
+    assert chosen(inputs(None, packs=1)).settings.seq_len == 4096
+
+
+def test_only_kernels_that_take_lengths_get_a_micro_batch_in_one_row() -> None:
+    config = Config.model_validate({**inputs(None, packs=1).config.model_dump(), "model": {"name": MODEL}})
+    for attention, flattened in (("flash_attention_2", True), ("sdpa", False), ("eager", False)):
+        asked = config.model_copy(update={"model": config.model.model_copy(update={"attention": attention})})
+        one = chosen(PlanInputs(config=asked, hardware=GPU, facts=read_model_facts(MODEL)))
+        assert one.settings.flattened is flattened
+        assert one.settings.span == one.settings.seq_len * (one.batch.micro_batch if flattened else 1)

@@ -256,7 +256,11 @@ def test_only_padded_rows_under_torchs_own_attention_need_a_mask(llama8b: ModelF
     pairs = 4 * 4096**2
     assert masks(llama8b, one) == pairs * (1 + 2)
     assert masks(llama8b, replace(one, checkpointing=Checkpointing.NONE)) == pairs * (1 + 32 * 2)
-    assert masks(llama8b, replace(one, packed=True)) == 4 * pairs * (1 + 2)
+    packs = replace(one, packed=True, padded=False)
+    assert masks(llama8b, packs) == masks(llama8b, one)
+    assert masks(llama8b, replace(packs, micro_batch=1)) == pairs * (1 + 2) // 4
+    assert masks(llama8b, replace(packs, flattened=True)) == 4 * pairs * (1 + 2)
+    assert masks(llama8b, replace(packs, flattened=True, attention=Attention.FLASH)) == 0
     for without in ({"padded": False}, {"micro_batch": 1}, {"attention": Attention.FLASH}):
         assert masks(llama8b, replace(one, **without)) == 0  # type: ignore[arg-type]
     assert masks(mistral, replace(one, padded=False)) == pairs * (2 + 2)  # its window is 4,096
