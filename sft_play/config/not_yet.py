@@ -42,11 +42,6 @@ class NotYet:
         return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
 
 
-def _built_in_template(value: Any) -> bool:
-    """A built-in name is one plain word; anything with a slash or an ending is a file."""
-    return isinstance(value, str) and "/" not in value and "." not in value
-
-
 def _other_than_tensorboard(value: Any) -> bool:
     return any(tracker != "tensorboard" for tracker in value)
 
@@ -56,7 +51,7 @@ def _other_metric(value: Any) -> bool:
 
 
 _WHOLE_KEYS = (
-    "tuning.quantization.storage", "data.packing", "data.streaming",
+    "tuning.quantization.storage", "data.streaming",
     "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
     "train.group_by_length", "train.eval_accumulation_steps",
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
@@ -67,7 +62,6 @@ _WHOLE_KEYS = (
 NOT_YET: tuple[NotYet, ...] = (
     NotYet(key="model.attention", values=("flash_attention_3", "flex_attention")),
     NotYet(key="model.kernels", values=("liger", "hub")),
-    NotYet(key="model.chat_template", when=_built_in_template, words="a built-in name"),
     NotYet(key="tuning.backend", values=("unsloth",)),
     NotYet(key="train.loss", values=("full", "fused")),
     NotYet(

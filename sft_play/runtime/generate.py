@@ -13,14 +13,12 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase, TextIteratorStreamer
 
-from sft_play.data.encode import encode_prompt
+from sft_play.data.encode import closing_ids, encode_prompt
 from sft_play.data.template import TextTokenizer, load_text_tokenizer
 from sft_play.errors import ModelError
 from sft_play.runtime.model import keep_layout, load_tokenizer
 
 Message = dict[str, str]
-# A word that no template contains; what follows it in a rendered answer is the template's way to end one.
-PROBE = "xanswerx"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,22 +119,13 @@ def load_speaker(
     if adapter is not None:
         loaded = PeftModel.from_pretrained(loaded, str(adapter))
     tokenizer = load_tokenizer(adapter or model, None, trust_remote_code=trust_remote_code)
-    ends = end_token_ids(tokenizer, loaded.generation_config)
-    return Speaker(loaded.eval(), tokenizer, ends, load_text_tokenizer(adapter or model))
+    text_tokenizer = load_text_tokenizer(adapter or model)
+    ends = end_token_ids(text_tokenizer, loaded.generation_config)
+    return Speaker(loaded.eval(), tokenizer, ends, text_tokenizer)
 
 
-def end_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any) -> list[int]:
-    """Tokens that end an answer: those of the generation config, the tokenizer's, and the template's own."""
+def end_token_ids(tokenizer: TextTokenizer, generation_config: Any) -> list[int]:
+    """Tokens that end an answer: those of the generation config, the tokenizer's, and those that training learns."""
     known = generation_config.eos_token_id if generation_config is not None else None
     ids = list(known) if isinstance(known, list) else [known]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id, template_end_id(tokenizer)] if i is not None})
-
-
-def template_end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template puts right behind an answer, if it puts one."""
-    if not tokenizer.chat_template:
-        return None
-    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": PROBE}]
-    rendered = tokenizer.apply_chat_template(chat, tokenize=False)
-    ids = tokenizer(rendered.rpartition(PROBE)[2].lstrip(), add_special_tokens=False).input_ids
-    return ids[0] if ids and ids[0] in tokenizer.all_special_ids + list(tokenizer.added_tokens_decoder) else None
+    return sorted({one for one in [*ids, tokenizer.eos_id, *closing_ids(tokenizer)] if one is not None})

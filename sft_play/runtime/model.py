@@ -16,6 +16,7 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 
 from sft_play.config.schema import Config, TuningMode
+from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import ModelError
 from sft_play.plan.build import Plan
 from sft_play.runtime.dist import Ranks
@@ -96,13 +97,13 @@ def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
 def load_tokenizer(
     path: Path, chat_template: str | None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer, with the config's chat template, padding on the right with a token that is never learned.
+    """The tokenizer, with the config's chat template (a file or a built-in name), padding on the right with a token that is never learned.
 
     Padding is masked by position, so a pad token that equals the end of sequence does no harm.
     """
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     if chat_template is not None:
-        tokenizer.chat_template = Path(chat_template).expanduser().read_text(encoding="utf-8")
+        tokenizer.chat_template = load_text_tokenizer(path, chat_template).need_template().source
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"

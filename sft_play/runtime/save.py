@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers import GenerationConfig
 
 from sft_play.config.schema import TuningMode
+from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import AppliedDiffersError
 from sft_play.record.checkpoints import PREFIX
 from sft_play.record.manifest import write_manifest
@@ -47,10 +49,10 @@ def write_result(
     write_weights(model, weights, staging)
     tokenizer.save_pretrained(staging)
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    if base.generation_config is not None:
-        # Whoever serves this must stop where it was taught to: at the template's end of turn too.
-        base.generation_config.eos_token_id = end_token_ids(tokenizer, base.generation_config)
-        base.generation_config.save_pretrained(staging)
+    # Whoever serves this must stop where it was taught to: at the template's end of turn too.
+    settings = base.generation_config or GenerationConfig()
+    settings.eos_token_id = end_token_ids(load_text_tokenizer(staging), settings)
+    settings.save_pretrained(staging)
     (staging / "README.md").unlink(missing_ok=True)  # peft's empty card; ours is written from the record
     write_manifest(staging, {"stamp": stamp})
     shutil.rmtree(target, ignore_errors=True)

@@ -14,7 +14,6 @@ from sft_play.errors import NotAvailableError, SeveralErrors
 
 # key -> a value that is refused, where the table itself names none
 EXAMPLES = {
-    "model.chat_template": "chatml",
     "data.train": [{"path": "a", "weight": 2}],
     "data.validation": [{"path": "a", "weight": 2}, "b"],
     "data.test": ["a", {"path": "a", "weight": 0.5}],
@@ -80,6 +79,7 @@ WORKING = [
     ("model.attention", "flash_attention_2"),
     ("model.kernels", "none"),
     ("model.chat_template", "templates/mine.jinja"),
+    ("model.chat_template", "chatml"),
     ("model.trust_remote_code", True),
     ("tuning.mode", "qlora"),
     ("tuning.mode", "full"),
@@ -118,6 +118,8 @@ def test_what_works_is_not_refused(name: str, value: object) -> None:
 
 def test_all_refusals_come_at_once(resolve_text: ResolveText) -> None:
     with pytest.raises(SeveralErrors) as caught:
-        refuse_unavailable(resolve_text("train: {torch_compile: true}\nrun: {report_to: wandb}\n", DATA_PACKING="yes"))
+        refuse_unavailable(
+            resolve_text("train: {torch_compile: true}\nrun: {report_to: wandb}\n", TRAIN_GROUP_BY_LENGTH="yes")
+        )
     places = {error.where for error in caught.value.errors}
-    assert places == {"x.yaml:3", "x.yaml:4", "environment DATA_PACKING"}
+    assert places == {"x.yaml:3", "x.yaml:4", "environment TRAIN_GROUP_BY_LENGTH"}
