@@ -11,6 +11,7 @@ from sft_play.errors import DataError
 BEGINNING_CHARACTERS = 60
 _NAME_CHARACTERS = 40
 _NAMES_SHOWN = 12
+_ERROR_CHARACTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,12 @@ def shown_name(name: object) -> str:
     if text.isprintable() and 0 < len(text) <= _NAME_CHARACTERS:
         return text
     return repr(text if len(text) <= _NAME_CHARACTERS else text[:_NAME_CHARACTERS] + "...")
+
+
+def shown_error(error: BaseException) -> str:
+    """What a library says of a damaged file, which may hold bytes of the file itself."""
+    text = str(error)[:_ERROR_CHARACTERS]
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def shown_names(names: Iterable[object]) -> str:

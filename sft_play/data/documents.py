@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from sft_play.data.bad_row import BadRow, beginning_of
+from sft_play.data.bad_row import BadRow, beginning_of, shown_error
 from sft_play.data.json_rows import RawRow
 from sft_play.data.sources import DataFile
 from sft_play.errors import DataError, EnvironmentProblem
@@ -110,8 +110,8 @@ def _text_row(file: DataFile, text: str, reason: str) -> RawRow | BadRow:
 
 
 def _damaged(file: DataFile, kind: str, error: Exception) -> DataError:
-    said = f" ({error})" if str(error) else ""
-    return DataError(f"not a whole {kind} file{said[:200]}", where=file.shown, fix="save or fetch it again")
+    said = f" ({shown_error(error)})" if str(error) else ""
+    return DataError(f"not a whole {kind} file{said}", where=file.shown, fix="save or fetch it again")
 
 
 def _not_installed(file: DataFile, package: str) -> EnvironmentProblem:

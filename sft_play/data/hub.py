@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sft_play.errors import DataError, DiskFullError, EnvironmentProblem, SftPlayError
 
+_NUMBERED = re.compile(r"-\d{5}-of-(\d{5})")
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w.-]+(?:/[\w.-]+)?))?")
 _ROWS = ("jsonl", "ndjson", "json", "csv", "tsv", "parquet")
 _WANTED = [f"*.{kind}{packed}" for kind in _ROWS for packed in ("", ".gz", ".zst") if kind != "parquet" or not packed]
@@ -97,7 +99,7 @@ def choose_files(name: str, files: Sequence[str], split: str, key: str) -> list[
 
 
 def _check_one_set(name: str, files: Sequence[str], key: str) -> None:
-    """Refuse files that look like the same rows twice, or like several data sets."""
+    """Refuse files that look like the same rows twice, like several data sets, or like a part of one."""
     folders = sorted({str(PurePosixPath(file).parent) for file in files})
     if len(folders) > 1:
         subset = PurePosixPath(folders[-1]).name
@@ -107,6 +109,12 @@ def _check_one_set(name: str, files: Sequence[str], key: str) -> None:
     if len(kinds) > 1:
         fix = "they may be the same rows twice: download the files and name those you want"
         raise DataError(f"{name} has this split in several kinds of file: {', '.join(kinds)}", where=key, fix=fix)
+    numbered = Counter(_NUMBERED.sub(r"-*-of-\1", file) for file in files if _NUMBERED.search(file))
+    for pattern, here in numbered.items():
+        there = int(pattern.partition("-*-of-")[2][:5])
+        if here != there:
+            what = f"{here} of the {there} files of {pattern} {'is' if here == 1 else 'are'} here"
+            raise DataError(f"{name} is not whole: {what}", where=key, fix="fetch it again with the hub in reach")
 
 
 def _named(file: str, split: str) -> bool:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import zstandard
 
-from sft_play.data.bad_row import BadRow, beginning_of, type_name
+from sft_play.data.bad_row import BadRow, beginning_of, shown_error, type_name
 from sft_play.data.documents import read_docx, read_pdf, read_plain
 from sft_play.data.json_rows import RawRow, read_json, read_jsonl
 from sft_play.data.sources import Compression, DataFile, FileKind
@@ -54,7 +54,7 @@ def read_raw(file: DataFile) -> Iterator[RawRow | BadRow]:
                 yield from _READERS[file.kind](file, stream)
     except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
         packer = "zstd" if file.compression is Compression.ZSTD else "gzip"
-        what = f"damaged {packer} file: {error}"
+        what = f"damaged {packer} file: {shown_error(error)}"
         raise DataError(what, where=file.shown, fix="fetch or pack the file again") from error
     except OSError as error:
         fix = "check that the file exists and that you may read it"

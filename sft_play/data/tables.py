@@ -11,7 +11,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sft_play.data.bad_row import BadRow, beginning_of
+from sft_play.data.bad_row import BadRow, beginning_of, shown_error
 from sft_play.data.json_rows import RawRow
 from sft_play.data.sources import DataFile, FileKind
 from sft_play.errors import DataError
@@ -101,8 +101,9 @@ def read_parquet(file: DataFile) -> Iterator[RawRow | BadRow]:
                         yield number, {key: _without_filling(key, value) for key, value in row.items()}
                     else:
                         yield BadRow(shown=file.shown, line=number, field="", reason=row, beginning="")
-    except (pa.ArrowException, OSError, MemoryError) as error:
-        raise DataError(f"not a whole Parquet file: {error}", where=file.shown, fix="write the file again") from error
+    except (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError) as error:
+        what = f"not a whole Parquet file: {shown_error(error)}"
+        raise DataError(what, where=file.shown, fix="write the file again") from error
 
 
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | str]:
@@ -118,7 +119,7 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | str]:
         except UnicodeError:
             yield "not UTF-8"
         except (ValueError, OverflowError) as error:
-            yield f"a value cannot be read: {error}"
+            yield f"a value cannot be read: {shown_error(error)}"
 
 
 def _without_filling(key: str, value: Any) -> Any:

@@ -144,7 +144,7 @@ def _message(where: str, turn: object, unused: set[str], sharegpt: bool) -> Mess
     if sharegpt and speaker == "function_call":
         calls = spoken_calls(turn, f"{where}.value")
         return Message(role=role, content="", train=_flag(turn, where), extra={"tool_calls": calls})
-    extra = _extra(turn, role, where) if len(turn) > 2 else None
+    extra = _extra(turn, role, where) if len(turn) > 2 or content_key not in turn else None
     content = _content(turn, content_key, where, extra, unused)
     return Message(role=role, content=content, train=_flag(turn, where), extra=extra)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,22 @@ def chat(*turns: tuple[str, str]) -> Chat:
         ({"text": "running"}, "text", Text(text="running")),
     ],
 )
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".jsonl",
+        ".json",
+        ".csv",
+        ".tsv",
+        ".parquet",
+        ".jsonl.gz",
+        ".json.gz",
+        ".csv.gz",
+        ".jsonl.zst",
+        ".json.zst",
+        ".tsv.zst",
+    ],
+)
 def test_every_format_in_every_file_type(
     tmp_path: Path, row: dict[str, Any], name: str, body: object, suffix: str
 ) -> None:
@@ -97,7 +113,7 @@ def test_every_format_in_every_file_type(
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    kind = path.name.removesuffix(".gz").rsplit(".", 1)[1]
+    kind = path.name.removesuffix(".gz").removesuffix(".zst").rsplit(".", 1)[1]
     if kind == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
         return path
@@ -106,18 +122,19 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     elif kind == "json":
         text = json.dumps(rows, indent=1)
     else:
-        text = csv_text(rows)
+        text = csv_text(rows, "\t" if kind == "tsv" else ",")
     content = text.encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    packers = {".gz": gzip.compress, ".zst": zstandard.compress}
+    path.write_bytes(packers.get(path.suffix, bytes)(content))
     return path
 
 
-def csv_text(rows: list[dict[str, Any]]) -> str:
+def csv_text(rows: list[dict[str, Any]], separator: str) -> str:
     def cell(value: object) -> str:
         text = value if isinstance(value, str) else json.dumps(value)
         return '"' + text.replace('"', '""') + '"'
 
-    lines = [",".join(rows[0])] + [",".join(cell(value) for value in row.values()) for row in rows]
+    lines = [separator.join(rows[0])] + [separator.join(cell(value) for value in row.values()) for row in rows]
     return "\n".join(lines) + "\n"
 
 
