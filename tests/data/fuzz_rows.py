@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import gzip
+import io
 import json
 import random
 import signal
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +106,7 @@ def valid_files() -> dict[str, bytes]:
             f"{name}.jsonl.gz": gzip.compress(jsonl, mtime=0),
             f"{name}.csv.zst": zstandard.compress(table.encode()),
             f"{name}.parquet": parquet(*_for_parquet(several)),
+            f"{name}.plain.parquet": parquet(*_for_parquet(several), compression="none"),
         }
     files |= {"notes.txt": b"a\nb\xc3\xa4\r\n", "notes.md": b"# a\n", "notes.md.zst": zstandard.compress(b"# a\n" * 99)}
     files |= {"notes.docx": word("a", "b", table=[["c", "d"]]), "notes.pdf": pdf("a", "b")}
@@ -141,6 +144,29 @@ def damage(content: bytes, other: bytes, chance: random.Random) -> bytes:
             case _:
                 made[start:end] = chance.choice(_JUNK) * chance.choice((1, 1, 2, 2000))
     return bytes(made)
+
+
+def _damage_inside(name: str, content: bytes, other: bytes, chance: random.Random) -> bytes:
+    """Damage the file, or what is packed in it, so that the faults get past the unpacking."""
+    inside = chance.random() < 0.7
+    if inside and name.endswith(".gz"):
+        return gzip.compress(damage(gzip.decompress(content), other, chance), 1, mtime=0)
+    if inside and name.endswith(".zst"):
+        return zstandard.compress(damage(zstandard.decompress(content), other, chance))
+    if inside and name.endswith(".docx"):
+        return _damage_zip(content, other, chance)
+    return damage(content, other, chance)
+
+
+def _damage_zip(content: bytes, other: bytes, chance: random.Random) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as packed, zipfile.ZipFile(made, "w") as again:
+        names = packed.namelist()
+        hurt = chance.choice([*names, *["word/document.xml"] * len(names)])
+        for name in names:
+            part = packed.read(name)
+            again.writestr(name, damage(part, other, chance) if name == hurt else part)
+    return made.getvalue()
 
 
 @contextmanager
@@ -203,7 +229,7 @@ def fuzz(folder: Path, seconds: float, seed: int) -> tuple[Counter[str], list[st
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         name = chance.choice(names)
-        content = damage(files[name], files[chance.choice(names)], chance)
+        content = _damage_inside(name, files[name], files[chance.choice(names)], chance)
         if chance.random() < 0.05:
             name = "renamed" + chance.choice([*SUFFIXES])
         path = folder / name

@@ -70,9 +70,9 @@ def lines(*rows: bytes) -> bytes:
     return b"\n".join(rows) + b"\n"
 
 
-def parquet(*rows: dict[str, Any], schema: pa.Schema | None = None) -> bytes:
+def parquet(*rows: dict[str, Any], compression: str = "snappy") -> bytes:
     stream = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), stream)
+    pq.write_table(pa.Table.from_pylist(list(rows)), stream, compression=compression)
     return stream.getvalue()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sft_play.data.formats import Body, Row, read_rows
 from sft_play.data.sources import resolve_sources
+from sft_play.data.validate import Rejects, survey_rows
 from sft_play.errors import SftPlayError
 from tests.data.malformed.container_cases import DOCUMENTS, PACKED, TABLES
 from tests.data.malformed.field_cases import FIELDS, SHAREGPT
@@ -73,3 +74,20 @@ def test_each_case(tmp_path: Path, case: Case) -> None:
 def test_the_corpus_is_large() -> None:
     assert len(CASES) >= 150
     assert len({param.id for param in CASES}) == len(CASES)
+
+
+def test_a_survey_counts_and_lists_them(tmp_path: Path) -> None:
+    """The pass over all files of a split: each bad row is taken note of, each good one hashed or empty."""
+    whole = [case for cases in (TURNS, SHAREGPT, FIELDS) for case in cases]
+    for number, case in enumerate(whole):
+        (tmp_path / f"{number:03}.jsonl").write_bytes(case.content)
+    expected = [one for case in whole for one in case.expected]
+    complaints = [one for one in expected if isinstance(one, str)]
+    rejects = Rejects("skip")
+    sources = resolve_sources(str(tmp_path), key="data.train", default_format="auto")
+    survey = survey_rows("train", sources, {}, 0, rejects, lambda _: None)
+    assert survey.read == len(expected)
+    assert [complaint(row.error(), tmp_path).split(":", 2)[2] for row in rejects.rows] == [
+        one.split(":", 2)[2] for one in complaints
+    ]
+    assert len(survey.hashes) + survey.empty == len(expected) - len(complaints)
