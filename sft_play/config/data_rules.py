@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sft_play.config.findings import Finding, Rule, ignored, said
+from sft_play.config.findings import Finding, Rule, ignored, needs, said
 from sft_play.config.origin import Resolved
 from sft_play.config.schema import DataSource, Sources
 
@@ -63,4 +63,21 @@ def texts_of_cpt(resolved: Resolved) -> Iterator[Finding]:
             yield from ignored(resolved, ["data.on_overlong"], by="data.cross_documents", fix=fix)
 
 
-DATA_RULES: tuple[Rule, ...] = (split_used, has_training_data, weights_of_all_or_none, texts_of_cpt)
+def endless_streams(resolved: Resolved) -> Iterator[Finding]:
+    """A stream has no length, is read by one process, and cannot be drawn from."""
+    if not resolved.config.data.streaming:
+        return
+    by = "data.streaming"
+    if resolved.config.train.max_steps is None:
+        fix = "set train.max_steps: an endless stream has no epochs"
+        yield needs(resolved, by, "train.max_steps", "train.max_steps", fix=fix)
+    for key in ("data.split.validation", "data.split.test"):
+        yield from ignored(resolved, [key], by=by, fix=f"give a file: data.{key.rpartition('.')[2]}")
+    fix = "remove it; train.max_steps ends the run, and max_rows of a source takes its first rows"
+    yield from ignored(resolved, ["data.max_rows"], by=by, fix=fix)
+    if resolved.config.train.dataloader_num_workers > 1:
+        what = f"{said(resolved, 'train.dataloader_num_workers')}: one worker reads a stream ahead of training"
+        yield Finding(keys=("train.dataloader_num_workers", by), what=what, fix="remove it")
+
+
+DATA_RULES: tuple[Rule, ...] = (split_used, has_training_data, weights_of_all_or_none, texts_of_cpt, endless_streams)

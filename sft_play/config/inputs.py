@@ -20,6 +20,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "train-deepspeed": ("CONFIG", "ARGS", "PYTHON"),
     "train-distributed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "train-deepspeed-tb": ("CONFIG", "ARGS", "PYTHON"),
+    "data-check": ("CONFIG", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
     "demo": ("ARGS", "PYTHON"),

@@ -51,7 +51,7 @@ def _other_metric(value: Any) -> bool:
 
 
 _WHOLE_KEYS = (
-    "tuning.quantization.storage", "data.streaming",
+    "tuning.quantization.storage", 
     "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
     "train.group_by_length", "train.eval_accumulation_steps",
     "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",

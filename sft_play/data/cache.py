@@ -75,7 +75,7 @@ def key_parts(config: Config, sources: Mapping[str, tuple[SourceFiles, ...]], to
     parts["data.split"] = data.split.model_dump()
     limits = [data.max_rows, data.split.validation, data.split.test]
     limits += [source.max_rows for files in sources.values() for source in files]
-    weights = [source.weight for source in sources["train"]]
+    weights = [source.weight for source in sources.get("train", ())]
     parts["train.seed"] = config.train.seed if any(limits) or any(weights) or data.packing else None
     parts["this program"] = [CODE_VERSION, tokenizers.__version__, jinja2.__version__]
     return parts

@@ -17,6 +17,7 @@ from sft_play.config.schema import Config
 from sft_play.data.encode import encode_rows, plain_layout
 from sft_play.data.formats import Row, Text, is_blank
 from sft_play.data.mask import Rendered, Renderer, RowRefused
+from sft_play.data.proofs import prove
 from sft_play.data.select import Goes, carved_shares, choose_destinations
 from sft_play.data.sources import SourceFiles
 from sft_play.data.split import Split, weights_of
@@ -85,7 +86,8 @@ class Preparation:
         self._rejects.refuse(read)
         self._overlong.refuse(read)
         self._rejects.write(self._folder / "rejects.jsonl")
-        return self._facts(surveys, ())
+        proofs = prove(self._tokenizer, self._sample, self._config.data.loss_on) if self._sample else ()
+        return self._facts(surveys, proofs)
 
     def _survey(self, name: str) -> Survey:
         ticker = Ticker(self._say, f"reading {name}")
@@ -97,9 +99,8 @@ class Preparation:
         if name != "train":
             return choose_destinations(survey, goes=Goes[name.upper()], source_limits=limits)
         shares = carved_shares(data.split, set(self._sources))
-        limit = (
-            None if weights_of(self._sources[name]) else data.max_rows
-        )  # a weighted mix is cut to size when it is made
+        # A weighted mix is cut to size when it is made.
+        limit = None if weights_of(self._sources[name]) else data.max_rows
         return choose_destinations(survey, goes=Goes.TRAIN, source_limits=limits, shares=shares, limit=limit)
 
     def _tokenise(self, name: str, survey: Survey, destinations: bytearray) -> None:
@@ -114,7 +115,7 @@ class Preparation:
         if name == "train":
             self._trained = survey.hashes_of(n for n, goes in enumerate(destinations) if goes == Goes.TRAIN)
         else:
-            own.leaking = count_leaking(survey, self._trained)
+            own.leaking = count_leaking(survey, self._trained) if self._trained else 0
         wanted = len(destinations) - destinations.count(Goes.NOWHERE)
         ticker, done, every = Ticker(self._say, f"tokenising {name}", wanted), 0, 1 + wanted // PROVED_ROWS
         for chunk in _chunks(self._wanted_rows(name, survey, destinations)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from sft_play.config.schema import Config, Sources
@@ -11,7 +12,9 @@ from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entr
 from sft_play.data.formats import check_columns
 from sft_play.data.mix import said_mix
 from sft_play.data.preparation import Preparation, Say, SourcesBySplit
+from sft_play.data.proofs import prove
 from sft_play.data.sources import resolve_sources
+from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
 from sft_play.data.template import load_text_tokenizer
 from sft_play.facts.data import DataFacts, SplitFacts
 
@@ -47,6 +50,12 @@ def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> P
         EnvironmentProblem: the cache cannot be written.
     """
     sources = _sources(config)
+    if config.data.streaming:
+        return _prepare_stream(config, sources, tokenizer_dir, cache_dir, say)
+    return _prepare(config, sources, tokenizer_dir, cache_dir, say)
+
+
+def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
     parts = key_parts(config, sources, tokenizer_dir)
     key = key_of(parts)
     if entry := read_entry(cache_dir, key):
@@ -62,13 +71,48 @@ def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> P
     return _prepared(entry, hit=False)
 
 
+def _prepare_stream(
+    config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache_dir: Path, say: Say
+) -> Prepared:
+    """Look at the beginning of the training rows; held-out rows are tokenised now."""
+    train = sources.pop("train")
+    held = _prepare(config, sources, tokenizer_dir, cache_dir, say) if sources else None
+    tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
+    facts, rows = sample_facts(Stream(config, train, tokenizer), train)
+    parts = [stream_fingerprint(config, train), held.facts.fingerprint if held else ""]
+    whole = DataFacts(
+        key=held.facts.key if held else "",
+        fingerprint=sha256("".join(parts).encode()).hexdigest(),
+        max_seq_len=config.model.max_seq_len,
+        splits={"train": facts, **(held.facts.splits if held else {})},
+        unused_columns=held.facts.unused_columns if held else (),
+        proofs=prove(tokenizer, rows, config.data.loss_on),
+    )
+    say(f"data: train: streamed; the first {facts.rows_read:,} rows:")
+    _say_facts(replace(whole, splits={"train": facts}), say)
+    return Prepared(splits=held.splits if held else {}, facts=whole, hit=False, rejects=held.rejects if held else None)
+
+
+def open_stream(config: Config, tokenizer_dir: Path) -> Stream:
+    """The training rows of a config under `data.streaming`.
+
+    Raises:
+        DataError: as `prepare`.
+    """
+    tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
+    return Stream(config, _sources(config)["train"], tokenizer)
+
+
 def read_cached_facts(config: Config, tokenizer_dir: Path, cache_dir: Path) -> DataFacts | None:
     """The facts of an earlier preparation of just this data, for planning; None where there is none.
 
     Raises:
         DataError: the files that the config names are not there.
     """
-    entry = read_entry(cache_dir, key_of(key_parts(config, _sources(config), tokenizer_dir)))
+    sources = _sources(config)
+    if config.data.streaming:
+        return None
+    entry = read_entry(cache_dir, key_of(key_parts(config, sources, tokenizer_dir)))
     return None if entry is None else entry.facts
 
 

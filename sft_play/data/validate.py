@@ -60,12 +60,17 @@ class Rejects:
 
     def write(self, file: Path) -> None:
         """One JSON object a rejected row; no file where there are none."""
-        if not self.rows:
-            return
-        with file.open("w", encoding="utf-8") as stream:
-            for row in self.rows:
-                place = {"file": row.shown, "line": row.line, "field": row.field}
-                stream.write(json.dumps(place | {"reason": row.reason, "row": row.beginning}) + "\n")
+        if self.rows:
+            file.write_text(self.take(), encoding="utf-8")
+
+    def take(self) -> str:
+        """The rejected rows as JSON lines; they are forgotten, their number is not."""
+        lines = []
+        for row in self.rows:
+            place = {"file": row.shown, "line": row.line, "field": row.field}
+            lines.append(json.dumps(place | {"reason": row.reason, "row": row.beginning}) + "\n")
+        self.rows.clear()
+        return "".join(lines)
 
 
 @dataclass(kw_only=True)
@@ -175,7 +180,9 @@ def each_row(sources: tuple[SourceFiles, ...], columns: Mapping[str, str], unuse
 def _total_bytes(sources: tuple[SourceFiles, ...]) -> int:
     files = [file for source in sources for file in source.files]
     packed = {True: _PACKED_FACTOR, False: 1}
-    return sum(file.path.stat().st_size * packed[bool(file.compression) or file.kind is FileKind.PARQUET] for file in files)
+    return sum(
+        file.path.stat().st_size * packed[bool(file.compression) or file.kind is FileKind.PARQUET] for file in files
+    )
 
 
 def _hash(body: Body, key: bytes) -> int:

@@ -86,6 +86,8 @@ class SplitFacts:
     """Rows of a held-out split that stand in the training data too; they are kept."""
     sources: tuple[SourceFacts, ...] = ()
     """The mix, one entry a source of the config; empty where the rows were carved from `data.train`."""
+    streamed: bool = False
+    """Whether the rows are tokenised while training; the counts are those of a sample then."""
     packs: int | None = None
     """Sequences that the kept rows were packed into; None where each row is a sequence of its own."""
     fill: float | None = None

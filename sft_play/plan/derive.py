@@ -116,12 +116,11 @@ def batch_request(config: Config, data: DataFacts | None) -> BatchRequest:
 def longest_row(config: Config, data: DataFacts | None) -> int:
     """Tokens of the longest row or pack that training will meet, for which memory is planned (see `plan.lengths`).
 
-    `model.max_seq_len` where the data is not prepared yet.
+    `model.max_seq_len` where the data is not prepared yet, or streamed.
     """
     limit = config.model.max_seq_len
-    if data is None:
+    if data is None or (split := data.splits["train"]).streamed:
         return limit
-    split = data.splits["train"]
     return min(split.tokens if config.data.packing else split.longest, limit)
 
 

@@ -55,6 +55,10 @@ class RunDir:
         return self.own / "run.log"
 
     @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
     def attempts(self) -> Path:
         return self.own / "attempts"
 

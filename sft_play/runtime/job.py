@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from datasets import Dataset
 from sft_play.config.schema import Config
 from sft_play.errors import AppliedDiffersError
 from sft_play.plan.build import Plan
+from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.collate import LENGTHS
+from sft_play.runtime.stream import StreamPlace, stream_dataset
 
 COLUMNS = ("input_ids", "labels", LENGTHS)
 # Rows that a calibration chooses from.
 LONGEST_ROWS = 64
+# Rows of a stream that are looked at before it is trained on.
+FIRST_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +44,16 @@ class Job:
     longest_first: bool
     told: dict[str, Any]
 
-    def dataset(self, split: str) -> Dataset | None:
+    def dataset(self, split: str) -> Any:
         """Prepared rows (input_ids, labels; lengths of packs), memory-mapped; None where the split does not exist.
+
+        Streamed training rows are a `datasets.IterableDataset` of the same columns.
 
         Raises:
             AppliedDiffersError: the rows to train on are packed and should not be, or the other way round.
         """
+        if split == "train" and self.config.data.streaming:
+            return stream_dataset(self._place())
         if split not in self.splits:
             return None
         rows = Dataset.from_file(str(self.splits[split]))
@@ -57,6 +66,19 @@ class Job:
             return rows.select(order.to_pylist()[:LONGEST_ROWS])
         limit = self.config.train.eval_max_rows
         return rows.select(range(limit)) if split != "train" and limit and limit < len(rows) else rows
+
+    def first_rows(self, rows: Any) -> Dataset:
+        """Training rows that can be looked at by number: all of them, or the first of a stream."""
+        return rows if isinstance(rows, Dataset) else Dataset.from_list(list(rows.take(FIRST_ROWS)))
+
+    def _place(self) -> StreamPlace:
+        return StreamPlace(
+            config=self.config,
+            model_path=self.model_path,
+            folder=self.run.data,
+            skip=step_of(self.resume_from) * self.plan.global_batch,
+            keep=os.environ.get("RANK", "0") == "0",
+        )
 
 
 def read_job(run_json: Path) -> Job:

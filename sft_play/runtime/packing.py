@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from sft_play.errors import PackedDiffersError
 from sft_play.plan.build import Plan
 from sft_play.runtime.collate import IGNORED, LENGTHS, REAL_TOKENS
+from sft_play.runtime.job import Job
 from sft_play.runtime.trainer import SftPlayTrainer
 
 Pack = dict[str, Any]
@@ -66,11 +67,11 @@ class Proof:
 class PackingCallback(TrainerCallback):
     """Proves the packs of the wrapped model once, before the first step. All ranks look at the same documents."""
 
-    def __init__(self, trainer: SftPlayTrainer, plan: Plan) -> None:
-        self.trainer, self.plan = trainer, plan
+    def __init__(self, trainer: SftPlayTrainer, job: Job) -> None:
+        self.trainer, self.job, self.plan = trainer, job, job.plan
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        packs = packs_to_prove(self.trainer.train_dataset, self.plan.micro_batch)
+        packs = packs_to_prove(self.job.first_rows(self.trainer.train_dataset), self.plan.micro_batch)
         if not packs:
             print("packing: no pack holds two documents, so there is no boundary to prove")
             return

@@ -11,6 +11,7 @@ import torch
 from sft_play.errors import DiskFullError, EnvironmentProblem, OutOfMemoryError, RankFailedError, SftPlayError
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
+from sft_play.runtime.stream import StreamFailed
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def as_user_error(error: BaseException, run: RunDir, plan: Plan, rank: int) -> S
     """The user's error behind an exception of the stack, where there is one."""
     if isinstance(error, SftPlayError):
         return error
+    if isinstance(error, StreamFailed):
+        return error.user_error()
     place = f"rank {rank}" if plan.world_size > 1 else "training"
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return OutOfMemoryError(f"out of memory ({error})"[:300], where=place, fix=smaller(plan))

@@ -35,6 +35,8 @@ from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimi
 NEVER_READ = ("training_args.bin", "zero_to_fp32.py")
 # Strategies whose optimizer state lies in shards that each rank writes by itself.
 KEEPS_SHARDS = ("fsdp", "hsdp", "tp")
+# Batches that a streamed run tokenises ahead.
+AHEAD = 16
 SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
 
 
@@ -179,7 +181,7 @@ def build_trainer(
     )
     flat = job.plan.attention.startswith("flash")
     collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
-    trainer.data_collator = SilentWhereEmpty(collator, silent_row(rows))
+    trainer.data_collator = SilentWhereEmpty(collator, silent_row(job.first_rows(rows)))
     if job.plan.strategy in ("fsdp", "hsdp"):
         trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS
@@ -237,10 +239,11 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         max_grad_norm=train.max_grad_norm,
         neftune_noise_alpha=train.neftune_noise_alpha,
         gradient_checkpointing=plan.gradient_checkpointing,
-        dataloader_num_workers=train.dataloader_num_workers,
+        dataloader_num_workers=1 if config.data.streaming else train.dataloader_num_workers,
         dataloader_pin_memory=plan.pin_memory,
         dataloader_persistent_workers=train.dataloader_persistent_workers,
-        dataloader_prefetch_factor=train.dataloader_prefetch_factor,
+        dataloader_prefetch_factor=train.dataloader_prefetch_factor or (AHEAD if config.data.streaming else None),
+        ignore_data_skip=config.data.streaming,  # the stream itself begins where the run goes on
         dataloader_drop_last=train.dataloader_drop_last,
         eval_strategy=evaluation,
         eval_steps=train.eval_steps,

@@ -64,7 +64,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     applied = AppliedCallback(trainer, config, plan)
     trainer.add_callback(applied)
     if config.data.packing:
-        trainer.add_callback(PackingCallback(trainer, plan))
+        trainer.add_callback(PackingCallback(trainer, job))
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):

@@ -93,6 +93,22 @@ REFUSED = [
 
 # The same, with a data section of their own.
 DATA_REFUSED = [
+    ("endless_streams", "data: {train: a, streaming: true}", "data.streaming: true needs train.max_steps"),
+    (
+        "endless_streams",
+        "data: {train: a, streaming: true, split: {test: 0.1}}\ntrain: {max_steps: 3}",
+        "data.split.test has no effect with data.streaming: true",
+    ),
+    (
+        "endless_streams",
+        "data: {train: a, streaming: true, max_rows: 9}\ntrain: {max_steps: 3}",
+        "data.max_rows has no effect with data.streaming: true",
+    ),
+    (
+        "endless_streams",
+        "data: {train: a, streaming: true}\ntrain: {max_steps: 3, dataloader_num_workers: 2}",
+        "one worker reads a stream ahead of training",
+    ),
     ("weights_of_all_or_none", "data: {train: [{path: a, weight: 1}, b]}", "some sources of data.train have a weight"),
     ("weights_of_all_or_none", "data: {train: a, test: [{path: a, weight: 1}]}", "data.test has a weight"),
     ("texts_of_cpt", "data: {train: a, task: cpt, loss_on: last}", "data.loss_on has no effect with data.task: cpt"),

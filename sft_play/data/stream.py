@@ -1,0 +1,322 @@
+"""Training rows tokenised while training runs: an endless, repeatable sequence, for data larger than the disk.
+
+The rows of all sources are read in windows. A window is shuffled, tokenised, fitted to the length limit and, if asked
+for, packed by itself, so everything about window N follows from the files, the settings and N. Which of the resulting
+sequences a rank takes is decided by counting them: every world size sees the same order, and a resumed run only has to
+count. Windows before the place to go on from are read and not tokenised where `StreamIndex` knows what they held.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
+
+from sft_play.config.schema import Config
+from sft_play.data.bad_row import BadRow
+from sft_play.data.encode import MASKED, Encoded, encode_rows
+from sft_play.data.formats import Row, Text, is_blank, read_rows
+from sft_play.data.mask import Rendered, Renderer, RowRefused
+from sft_play.data.overlong import Fitter
+from sft_play.data.pack import pack_lengths
+from sft_play.data.sources import SourceFiles
+from sft_play.data.template import TextTokenizer
+from sft_play.data.validate import Rejects
+from sft_play.errors import DataError
+from sft_play.facts.data import DropReason, SourceFacts, SplitFacts, summarise_lengths
+
+WINDOW_ROWS = 4096
+WINDOW_CHARACTERS = 16_000_000
+_END_BYTES = 1 << 20
+
+Tokens = dict[str, list[int]]
+"""One sequence: `input_ids` and `labels`, and of a pack the `lengths` of its documents."""
+
+
+@dataclass(kw_only=True)
+class Window:
+    """What one window gave.
+
+    Attributes:
+        rows: as they were read, then shuffled.
+        encoded: what is trained on, within the length limit.
+        sequences: the same as it goes into batches: packed where packs are asked for.
+        dropped: rows that gave nothing, by `DropReason`.
+        rejects: bad rows that were skipped, as JSON lines.
+    """
+
+    number: int
+    rows: list[Row] = field(default_factory=list)
+    encoded: list[Encoded] = field(default_factory=list)
+    sequences: list[Tokens] = field(default_factory=list)
+    formats: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
+    split_up: int = 0
+    rejects: str = ""
+
+
+class Stream:
+    """The training rows of a config, without end.
+
+    Args:
+        sources: of `data.train`.
+
+    Attributes:
+        limit: tokens of a sequence at most.
+    """
+
+    def __init__(self, config: Config, sources: Sequence[SourceFiles], tokenizer: TextTokenizer) -> None:
+        self._config, self._sources, self._tokenizer = config, sources, tokenizer
+        self.limit = config.model.max_seq_len
+        self._renderer = Renderer(tokenizer, config.data.loss_on)
+        self._rejects = Rejects(config.data.on_bad_row)
+        self._empty = 0
+
+    def sequences(self, skip: int, index: StreamIndex, *, keep: bool) -> Iterator[Tokens]:
+        """The sequences from number `skip` on.
+
+        Args:
+            index: knows what earlier windows held.
+            keep: write down there what the windows hold.
+
+        Raises:
+            DataError: as `windows`.
+        """
+        known, before = index.known(skip) if skip else (0, 0)
+        for window in self.windows(known):
+            if keep:
+                index.add(window)
+            yield from window.sequences[max(0, skip - before) :]
+            before += len(window.sequences)
+
+    def windows(self, known: int = 0) -> Iterator[Window]:
+        """Window after window; the first `known` are read over.
+
+        Raises:
+            DataError: a row is bad under `on_bad_row: error`, or nothing is left to learn; `SeveralErrors` for rows.
+        """
+        rows, number = self._rows(), 0
+        while True:
+            window = Window(number=number, rows=_window_rows(rows))
+            if number >= known:
+                yield self._fill(window)
+            number += 1
+
+    def _fill(self, window: Window) -> Window:
+        random.Random(f"{self._config.train.seed}/{window.number}").shuffle(window.rows)
+        overlong = Rejects("error")
+        fitter, bad = Fitter(self._config, "train", overlong), self._rejects.count.total()
+        rendered: list[Rendered] = []
+        kept: list[Row] = []
+        for row in window.rows:
+            window.formats[row.format] += 1
+            try:
+                rendered.append(self._render(row))
+                kept.append(row)
+            except RowRefused as refused:
+                self._refuse(row, refused)
+        for row, encoded in zip(kept, encode_rows(self._tokenizer, rendered), strict=True):
+            if isinstance(encoded, RowRefused):
+                self._refuse(row, encoded)
+            else:
+                window.encoded += fitter.fit(row, encoded)
+        window.encoded += fitter.rest()
+        self._rejects.refuse(len(window.rows))
+        overlong.refuse(len(window.rows))
+        window.dropped = fitter.dropped + Counter({DropReason.BAD: self._rejects.count.total() - bad})
+        window.truncated, window.split_up = fitter.truncated, fitter.split_up
+        window.rejects = self._rejects.take()
+        window.sequences = self._packed(window) if self._config.data.packing else _plain(window.encoded)
+        if not window.sequences:
+            what = f"{len(window.rows):,} rows in a row leave nothing to learn from"
+            raise DataError(what, where="data.train", fix="check data.loss_on and model.max_seq_len")
+        return window
+
+    def _packed(self, window: Window) -> list[Tokens]:
+        rows = window.encoded
+        packs = pack_lengths([len(row.input_ids) for row in rows], self.limit, self._config.train.seed + window.number)
+        return [_joined([rows[n] for n in pack]) for pack in packs]
+
+    def _render(self, row: Row) -> Rendered:
+        if self._config.data.task == "cpt" and not isinstance(row.body, Text):
+            raise RowRefused("", f"a {row.format} row, and data.task cpt learns texts; cpt_mixed takes both")
+        return self._renderer.render(row)
+
+    def _refuse(self, row: Row, refused: RowRefused) -> None:
+        self._rejects.add("train", row.bad(refused.field, refused.reason))
+
+    def _rows(self) -> Iterator[Row | None]:
+        """Good rows of all sources, over and over: mixed by weight, or one source after the other and then None."""
+        weights = [source.weight for source in self._sources if source.weight is not None]
+        if not weights:
+            while True:
+                yield from self._good(self._sources, "data.train")
+                yield None
+        endless = [self._endless(source) for source in self._sources]
+        shares = [weight / sum(weights) for weight in weights]
+        taken = [0] * len(shares)
+        for total in count(1):  # each time from the source that is furthest behind its share
+            behind = max(range(len(shares)), key=lambda n: shares[n] * total - taken[n])
+            taken[behind] += 1
+            yield next(endless[behind])
+
+    def _endless(self, source: SourceFiles) -> Iterator[Row]:
+        while True:
+            yield from self._good([source], source.path)
+
+    def _good(self, sources: Sequence[SourceFiles], where: str) -> Iterator[Row]:
+        """One pass."""
+        found = False
+        for source in sources:
+            rows = (row for file in source.files for row in read_rows(file, self._config.data.columns, set()))
+            for row in islice(self._usable(rows), source.max_rows):
+                found = True
+                yield row
+        if not found:
+            raise DataError("no row is left to learn from", where=where, fix="check that it holds rows with text")
+
+    def _usable(self, rows: Iterator[Row | BadRow]) -> Iterator[Row]:
+        for row in rows:
+            if isinstance(row, BadRow):
+                self._rejects.add("train", row)
+                self._rejects.refuse(1)
+            elif is_blank(row.body):
+                self._empty += 1
+            else:
+                yield row
+
+
+class StreamIndex:
+    """What the windows of a run held, one JSON line a window, so that a resumed run need not tokenise them again.
+
+    Args:
+        folder: gets `stream.jsonl`, and `rejects.jsonl` where rows were skipped.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "stream.jsonl"
+
+    def known(self, skip: int) -> tuple[int, int]:
+        """(windows, their sequences) that lie wholly before sequence number `skip`."""
+        windows = before = 0
+        for line in self._lines():
+            if line["window"] != windows or before + line["sequences"] > skip:
+                break
+            windows, before = windows + 1, before + line["sequences"]
+        return windows, before
+
+    def add(self, window: Window) -> None:
+        """Write down a window; the first one begins anew, one that is known already is left as it is."""
+        if window.number == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file.unlink(missing_ok=True)
+            (self._folder / "rejects.jsonl").unlink(missing_ok=True)
+        elif window.number < len(self._lines()):
+            return
+        line = {"window": window.number, "sequences": len(window.sequences), "rows": len(window.rows)}
+        counts = {"dropped": window.dropped, "truncated": window.truncated, "split_up": window.split_up}
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line | counts) + "\n")
+        if window.rejects:
+            with (self._folder / "rejects.jsonl").open("a", encoding="utf-8") as stream:
+                stream.write(window.rejects)
+
+    def _lines(self) -> list[dict[str, int]]:
+        try:
+            text = self._file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def stream_fingerprint(config: Config, sources: Sequence[SourceFiles]) -> str:
+    """Hash of what decides the stream, as far as it can be told without reading all of it: sizes, beginnings, ends."""
+    settings = config.data.model_dump(include={"task", "format", "columns", "loss_on", "on_bad_row", "on_overlong"})
+    settings |= {"packing": config.data.packing, "cross_documents": config.data.cross_documents}
+    digest = sha256(json.dumps([settings, config.train.seed, config.model.max_seq_len], sort_keys=True).encode())
+    for source in sources:
+        digest.update(f"{source.weight} {source.max_rows}\n".encode())
+        for file in source.files:
+            size = file.path.stat().st_size
+            digest.update(f"{file.kind} {file.format} {size}\n".encode())
+            with file.path.open("rb") as stream:
+                digest.update(stream.read(_END_BYTES))
+                stream.seek(max(0, size - _END_BYTES))
+                digest.update(stream.read(_END_BYTES))
+    return digest.hexdigest()
+
+
+def sample_facts(stream: Stream, sources: Sequence[SourceFiles]) -> tuple[SplitFacts, list[Row]]:
+    """What the first window looks like, and its rows.
+
+    Raises:
+        DataError: as `Stream.windows`.
+    """
+    window = next(stream.windows())
+    lengths = [len(row.input_ids) for row in window.encoded]
+    percentiles, histogram = summarise_lengths(lengths)
+    packs = len(window.sequences) if "lengths" in window.sequences[0] else None
+    room = (packs or 0) * stream.limit
+    facts = SplitFacts(
+        streamed=True,
+        rows_read=len(window.rows),
+        rows_kept=len(lengths),
+        dropped=dict(window.dropped),
+        truncated=window.truncated,
+        split_up=window.split_up,
+        tokens=sum(lengths),
+        loss_tokens=sum(row.loss_tokens for row in window.encoded),
+        longest=max(lengths),
+        percentiles=percentiles,
+        histogram=histogram,
+        formats=dict(window.formats),
+        end_of_turn_share=sum(row.closes for row in window.encoded) / len(lengths),
+        sources=_taken(window.rows, sources),
+        packs=packs,
+        fill=sum(lengths) / room if room else None,
+    )
+    return facts, window.rows
+
+
+def _taken(rows: Sequence[Row], sources: Sequence[SourceFiles]) -> tuple[SourceFacts, ...]:
+    taken = Counter(row.file.source for row in rows)
+    return tuple(
+        SourceFacts(path=source.path, weight=source.weight, rows=taken[n], taken=taken[n], tokens=0)
+        for n, source in enumerate(sources)
+    )
+
+
+def _window_rows(rows: Iterator[Row | None]) -> list[Row]:
+    """Rows up to the size of a window or the end of a pass."""
+    window: list[Row] = []
+    characters = 0
+    for row in rows:
+        if row is None:
+            if window:
+                break
+            continue
+        window.append(row)
+        characters += row.characters
+        if len(window) == WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+            break
+    return window
+
+
+def _plain(rows: Sequence[Encoded]) -> list[Tokens]:
+    return [{"input_ids": row.input_ids, "labels": row.labels} for row in rows]
+
+
+def _joined(rows: Sequence[Encoded]) -> Tokens:
+    """Documents one after the other; the first label of each is masked, as in `data.pack`."""
+    return {
+        "input_ids": [token for row in rows for token in row.input_ids],
+        "labels": [label for row in rows for label in (MASKED, *row.labels[1:])],
+        "lengths": [len(row.input_ids) for row in rows],
+    }
