@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from sft_play.data.bad_row import RowProblem, shown_name, shown_names, type_name
@@ -50,8 +51,8 @@ def parsed(value: object, where: str) -> object:
     return value
 
 
-def check_unicode(value: object, where: str) -> None:
-    """Refuse half letters (lone surrogates) anywhere in a nested value.
+def check_nested(value: object, where: str) -> None:
+    """Refuse what JSON cannot write anywhere in a nested value: half letters (lone surrogates), NaN, dates, bytes.
 
     Raises:
         RowProblem: there is one.
@@ -68,6 +69,10 @@ def check_unicode(value: object, where: str) -> None:
                 one.encode()
             except UnicodeEncodeError:
                 raise RowProblem(where, "holds text that is not UTF-8") from None
+        elif isinstance(one, float) and not isfinite(one):
+            raise RowProblem(where, "holds a number that is not finite")
+        elif one is not None and not isinstance(one, str | int | float):
+            raise RowProblem(where, f"holds a value of type {type_name(one)}, which JSON does not have")
 
 
 def note_unused(unused: set[str], turn: Mapping[str, Any], known: set[str], prefix: str = "message.") -> None:

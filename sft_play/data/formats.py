@@ -9,7 +9,6 @@ text, documents                                                -> Text(text)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from sft_play.data.bad_row import BadRow, RowProblem, beginning_of, shown_name, shown_names, type_name
@@ -18,7 +17,17 @@ from sft_play.data.fields import note_unused, optional_text, read_text
 from sft_play.data.json_rows import parse_json
 from sft_play.data.raw import read_raw
 from sft_play.data.sources import DataFile
-from sft_play.data.turns import CHAT_FIELDS, TURN_FIELDS, check_order, read_chat, read_turns, speaks_sharegpt
+from sft_play.data.tools import read_tools
+from sft_play.data.turns import (
+    CHAT_FIELDS,
+    TURN_FIELDS,
+    check_order,
+    flagged,
+    read_chat,
+    read_turns,
+    speaks_sharegpt,
+    with_system,
+)
 from sft_play.errors import DataError
 
 __all__ = [
@@ -49,9 +58,9 @@ _FIELDS = {
     "messages": CHAT_FIELDS,
     "sharegpt": CHAT_FIELDS,
     "alpaca": ("instruction", "input", "output", "system"),
-    "prompt_completion": ("prompt", "completion", "tools"),
+    "prompt_completion": ("system", "prompt", "completion", "tools"),
     "user_assistant": ("system", "user", "assistant"),
-    "input_target": ("input", "target"),
+    "input_target": ("system", "input", "target"),
     "text": ("text",),
 }
 FORMATS = tuple(_FIELDS)
@@ -201,8 +210,15 @@ def _prompt_completion(fields: dict[str, Any], unused: set[str]) -> Body:
     prompt = fields.get("prompt")
     if _holds_turns(prompt) or _holds_turns(fields.get("completion")):
         return _conversation(fields, unused)
-    prompt = read_text(fields, "prompt")
-    return Pair(system="", user=prompt, plain_prompt=prompt, completion=read_text(fields, "completion"))
+    if fields.get("tools"):
+        unused.add("tools")
+    return _pair(fields, "prompt", "completion")
+
+
+def _pair(fields: dict[str, Any], question: str, answer: str) -> Pair:
+    system, user = optional_text(fields, "system"), read_text(fields, question)
+    plain = f"{system}\n\n{user}" if system else user
+    return Pair(system=system, user=user, plain_prompt=plain, completion=read_text(fields, answer))
 
 
 def _holds_turns(value: object) -> bool:
@@ -221,25 +237,19 @@ def _conversation(fields: dict[str, Any], unused: set[str]) -> Body:
         if key in fields and not _holds_turns(fields[key]):
             found = type_name(fields[key])
             raise RowProblem(key, f"a list of messages expected, as its counterpart is one; found {found}")
-    prompt = [_flagged(one, False) for one in read_turns(fields, "prompt", unused)]
-    completion = [_flagged(one, True) for one in read_turns(fields, "completion", unused)]
-    check_order("prompt + completion", prompt + completion)
-    return Chat(messages=(*prompt, *completion), tools=None)
-
-
-def _flagged(message: Message, learned: bool) -> Message:
-    return replace(message, train=learned) if message.role == "assistant" and message.train is None else message
+    prompt = [flagged(one, False) for one in read_turns(fields, "prompt", unused)]
+    completion = [flagged(one, True) for one in read_turns(fields, "completion", unused)]
+    check_order("prompt + completion", [*prompt, *completion])
+    messages = with_system([*prompt, *completion], fields, "prompt[0]")
+    return Chat(messages=tuple(messages), tools=read_tools(fields.get("tools")))
 
 
 def _user_assistant(fields: dict[str, Any], _: set[str]) -> Body:
-    system, user = optional_text(fields, "system"), read_text(fields, "user")
-    plain = f"{system}\n\n{user}" if system else user
-    return Pair(system=system, user=user, plain_prompt=plain, completion=read_text(fields, "assistant"))
+    return _pair(fields, "user", "assistant")
 
 
 def _input_target(fields: dict[str, Any], _: set[str]) -> Body:
-    given = read_text(fields, "input")
-    return Pair(system="", user=given, plain_prompt=given, completion=read_text(fields, "target"))
+    return _pair(fields, "input", "target")
 
 
 def _plain_text(fields: dict[str, Any], _: set[str]) -> Body:

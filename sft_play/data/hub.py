@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"-\d{5}-of-(\d{5})")
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w.-]+(?:/[\w.-]+)?))?")
 _ROWS = ("jsonl", "ndjson", "json", "csv", "tsv", "parquet")
 _WANTED = [f"*.{kind}{packed}" for kind in _ROWS for packed in ("", ".gz", ".zst") if kind != "parquet" or not packed]
-_NO_DATA = ["dataset_info*.json", "*/dataset_info*.json", "dataset_dict.json", "*/state.json", ".*"]
+_NO_DATA = ["dataset_info.json", "*/dataset_info.json", "dataset_infos.json", "dataset_dict.json", "*/state.json"]
 _SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),

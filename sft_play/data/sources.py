@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -49,12 +48,15 @@ DOCUMENT_SUFFIXES = {
 }
 SUFFIXES = ROW_SUFFIXES | DOCUMENT_SUFFIXES
 _READABLE = ".jsonl, .json, .csv, .tsv, .parquet, .txt, .md, .docx or .pdf, all but .parquet also with .gz or .zst"
-# What lies beside data in a folder and is none: descriptions, licences, the notes of the datasets library.
-_BESIDE = re.compile(
-    r"(readme|licen[cs]e|notice|changelog|contributing|citation|requirements|"
-    r"dataset_infos?|dataset_dict|state)([._-][^/]*)?",
-    re.IGNORECASE,
-)
+# What lies beside data in a folder and is none: descriptions, and the notes of the datasets library.
+_PROSE = ("readme", "license", "licence", "notice", "changelog", "contributing", "citation")
+_BESIDE = {f"{name}{suffix}" for name in _PROSE for suffix in (".md", ".txt")} | {
+    "requirements.txt",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,12 +176,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 def _is_visible_data(path: Path, root: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return not hidden and path.is_file() and suffix_of(path.name)[0] in SUFFIXES and not is_beside_data(path.name)
-
-
-def is_beside_data(name: str) -> bool:
-    """Whether a file of this name in a folder describes the data instead of being some."""
-    return _BESIDE.fullmatch(name) is not None
+    return not hidden and path.is_file() and suffix_of(path.name)[0] in SUFFIXES and path.name.lower() not in _BESIDE
 
 
 def _kind_of(path: Path, key: str) -> tuple[FileKind, Compression]:

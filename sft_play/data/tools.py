@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sft_play.data.bad_row import RowProblem, type_name
-from sft_play.data.fields import check_unicode, optional_text, parsed, read_text
+from sft_play.data.fields import check_nested, optional_text, parsed, read_text
 from sft_play.data.json_rows import parse_json
 
 
@@ -28,7 +28,7 @@ def read_tools(value: object) -> tuple[Mapping[str, Any], ...] | None:
         described = tool.get("function", tool)
         if not isinstance(described, dict) or not isinstance(described.get("name"), str):
             raise RowProblem(where, "the tool has no name")
-        check_unicode(tool, where)
+        check_nested(tool, where)
     return tuple(tools) or None
 
 
@@ -99,5 +99,5 @@ def _arguments(function: Mapping[str, Any], where: str) -> Any:
             return text
     if not isinstance(value, dict):
         raise RowProblem(f"{where}.arguments", f"an object or its JSON text expected, found {type_name(value)}")
-    check_unicode(value, f"{where}.arguments")
+    check_nested(value, f"{where}.arguments")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sft_play.data.bad_row import RowProblem, shown_name, shown_names, type_name
@@ -13,7 +14,8 @@ from sft_play.data.tools import read_call, read_calls, read_tools, spoken_calls
 
 TURN_FIELDS = ("messages", "conversations", "conversation")
 CHAT_FIELDS = (*TURN_FIELDS, "system", "tools")
-_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
+_PLAIN_ROLES = {role: role for role in ("system", "user", "assistant")}
+_PLAIN_SPEAKERS = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 _ROLES = {role: role for role in ("system", "developer", "user", "assistant", "tool")} | {"function": "tool"}
 _SPEAKERS = {
     "system": "system",
@@ -65,10 +67,7 @@ def read_chat(fields: Mapping[str, Any], unused: set[str], *, sharegpt: bool) ->
     messages = read_turns(fields, key, unused, sharegpt=sharegpt)
     tools = None
     if len(fields) > 1:
-        if (system := optional_text(fields, "system")) and (not messages or messages[0].role != "system"):
-            messages.insert(0, Message(role="system", content=system))
-        elif system:
-            raise RowProblem(f"{key}[0]", "a system message, and the row has a field system too")
+        messages = with_system(messages, fields, f"{key}[0]")
         unused.update(name for name in TURN_FIELDS if name != key and name in fields)
         tools = read_tools(fields.get("tools"))
     return Chat(messages=tuple(messages), tools=tools)
@@ -86,22 +85,42 @@ def read_turns(fields: Mapping[str, Any], key: str, unused: set[str], *, sharegp
     if not isinstance(turns, list):
         raise RowProblem(key, f"a list of messages expected, found {type_name(turns)}")
     messages: list[Message] = []
-    special = False
+    special, plain = False, _PLAIN_SPEAKERS if sharegpt else _PLAIN_ROLES
+    role_key, content_key = ("from", "value") if sharegpt else ("role", "content")
     for number, turn in enumerate(turns):
-        if not sharegpt and type(turn) is dict and len(turn) == 2:
-            role, content = turn.get("role"), turn.get("content")
-            if type(role) is str and role in _PLAIN_ROLES and type(content) is str and content.isascii():
-                special = special or role == "system"
-                messages.append(Message(role=role, content=content))
+        if type(turn) is dict and len(turn) == 2:
+            speaker, content = turn.get(role_key), turn.get(content_key)
+            if type(speaker) is str and speaker in plain and type(content) is str and content.isascii():
+                special = special or speaker == "system"
+                messages.append(Message(role=plain[speaker], content=content))
                 continue
         special = True
         messages.append(_message(f"{key}[{number}]", turn, unused, sharegpt))
     if special:
-        check_order(key, messages, turns)
+        check_order(key, messages)
+        if any(isinstance(turn, dict) and turn.get("weight") is not None for turn in turns):
+            return [flagged(message, True) for message in messages]
     return messages
 
 
-def check_order(key: str, messages: list[Message], turns: list[Any] | None = None) -> None:
+def flagged(message: Message, learned: bool) -> Message:
+    """An assistant turn that has no loss flag of its own, with one."""
+    return replace(message, train=learned) if message.role == "assistant" and message.train is None else message
+
+
+def with_system(messages: list[Message], fields: Mapping[str, Any], where: str) -> list[Message]:
+    """The turns with the row's own `system` text before them.
+
+    Raises:
+        RowProblem: they have a system message already.
+    """
+    system = optional_text(fields, "system")
+    if system and messages and messages[0].role == "system":
+        raise RowProblem(where, "a system message, and the row has a field system too")
+    return [Message(role="system", content=system), *messages] if system else messages
+
+
+def check_order(key: str, messages: list[Message]) -> None:
     """System and developer messages stand first, one of each; a tool's result answers a call that was made.
 
     Raises:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,13 @@ def test_parts_are_joined_and_flags_read(tmp_path: Path) -> None:
     assert unused == {"message.id", "message.content.cache_control"}
 
 
+def test_a_weight_in_a_row_makes_one_the_default(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "a"}
+    flags = [one.train for one in messages_of(tmp_path, ASKED, answer | {"weight": 0}, ASKED, answer)]
+    assert flags == [None, False, None, True]
+    assert [one.train for one in messages_of(tmp_path, ASKED, answer)] == [None, None]
+
+
 def test_sharegpt_roles(tmp_path: Path) -> None:
     roles = {
         "developer": "developer",
@@ -133,9 +142,12 @@ def test_sharegpt_calls(tmp_path: Path, value: str) -> None:
 
 def test_prompt_and_completion_as_turns(tmp_path: Path) -> None:
     shot = [ASKED, {"role": "assistant", "content": "Sunny."}]
-    body = body_of(tmp_path, {"prompt": [*shot, ASKED], "completion": [{"role": "assistant", "content": "Rain."}]})
+    completion = [{"role": "assistant", "content": "Rain."}]
+    body = body_of(tmp_path, {"prompt": [*shot, ASKED], "completion": completion, "tools": [TOOL], "system": "s"})
     assert isinstance(body, Chat)
+    assert body.tools == (TOOL,)
     assert [(one.role, one.content, one.train) for one in body.messages] == [
+        ("system", "s", None),
         ("user", "Rome?", None),
         ("assistant", "Sunny.", False),
         ("user", "Rome?", None),
@@ -155,6 +167,11 @@ def test_prompt_and_completion_as_turns(tmp_path: Path) -> None:
             {"user": "u", "assistant": "a"},
             "user_assistant",
             Pair(system="", user="u", plain_prompt="u", completion="a"),
+        ),
+        (
+            {"system": "s", "prompt": "p", "completion": "c"},
+            "prompt_completion",
+            Pair(system="s", user="p", plain_prompt="s\n\np", completion="c"),
         ),
         (
             {"input": "i", "target": "t"},
@@ -187,6 +204,17 @@ def test_parquet_fills_up_with_nulls_and_they_are_not_learned(tmp_path: Path) ->
     assert row.body.tools == tuple(tools)
     assert row.body.messages[0].extra is None
     assert row.body.messages[1].extra == {"tool_calls": [{"type": "function", "function": call} for call in calls]}
+
+
+def test_values_that_json_does_not_have_are_refused_in_tools(tmp_path: Path) -> None:
+    for value, said in ((b"x", "of type bytes"), (math.nan, "not finite"), (datetime(2026, 1, 1), "of type datetime")):
+        path = tmp_path / "rows.parquet"
+        tools = [{"name": "f", "default": value}]
+        pq.write_table(pa.Table.from_pylist([{"messages": [ASKED], "tools": tools}]), path)
+        (row,) = read(path)
+        assert isinstance(row, BadRow)
+        assert row.field == "tools[0]"
+        assert said in row.reason
 
 
 def test_a_row_of_calls_is_not_blank(tmp_path: Path) -> None:
