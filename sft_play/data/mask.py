@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from sft_play.data.formats import Chat, Message, Pair, Row, Text
@@ -108,7 +107,8 @@ class Renderer:
         if not self.probed:
             self._probe(template)
         rendered, dropped = self._mask(template, chat)
-        self.dropped_fields.update(dropped)
+        if dropped:
+            self.dropped_fields.update(dropped)
         return rendered
 
     def _plain_pair(self, pair: Pair) -> Rendered:
@@ -118,26 +118,28 @@ class Renderer:
             turns = None if self._loss_on == "all" else ()
         return Rendered(text=text, turns=turns, plain=True)
 
-    def _mask(self, template: ChatTemplate, chat: Chat) -> tuple[Rendered, Counter[str]]:
+    def _mask(self, template: ChatTemplate, chat: Chat) -> tuple[Rendered, dict[str, int]]:
         turns = template.turns(as_turns(chat.messages))
         row = _ChatRow(template, self._tokenizer, turns, chat.tools)
         learned = learned_turns(chat.messages, self._loss_on)
-        row.skeleton, row.signed = self._skeleton(row)
-        dropped = row.check_words()
+        kind = kind_of_row(turns, chat.tools)
+        skeleton, row.signed = self._skeleton(row, kind)
+        if skeleton is not None:
+            row.skeleton, row.spans = skeleton, skeleton.locate(row.text, row.words)
+        dropped = row.check_words(plain=kind is not None)
         ranges = None if self._loss_on == "all" else tuple(row.range_of(number) for number in learned)
         return Rendered(text=row.text, turns=ranges, plain=False), dropped
 
-    def _skeleton(self, row: _ChatRow) -> tuple[Skeleton | None, list[dict[str, Any]]]:
-        kind = kind_of_row(row.turns, row.tools)
-        if kind is None or kind not in self._skeletons:
-            signed = with_signs(row.turns)
-            made = build_skeleton(row.template, signed, row.tools), signed
-            if kind is None:
-                return made
+    def _skeleton(self, row: _ChatRow, kind: tuple[object, ...] | None) -> tuple[Skeleton | None, list[dict[str, Any]]]:
+        if kind is not None and kind in self._skeletons:
+            return self._skeletons[kind]
+        signed = with_signs(row.turns)
+        made = build_skeleton(row.template, signed, row.tools), signed
+        if kind is not None:
             if len(self._skeletons) >= _KINDS_KEPT:
                 self._skeletons.clear()
             self._skeletons[kind] = made
-        return self._skeletons[kind]
+        return made
 
     def _probe(self, template: ChatTemplate) -> None:
         """One conversation that every chat template takes, so that its faults are told once and not for every row."""
@@ -160,38 +162,38 @@ class _ChatRow:
     ) -> None:
         self.template, self.turns, self.tools = template, turns, list(tools) if tools else None
         self.text = self._render(turns)
+        self.words = words_of(turns)
         self.skeleton: Skeleton | None = None
+        self.spans: list[Span] | None = None
         self.signed: list[dict[str, Any]] = []
         self._marker = tokenizer.marker
 
-    @cached_property
-    def words(self) -> list[Word]:
-        return words_of(self.turns)
-
-    @cached_property
-    def spans(self) -> list[Span] | None:
-        return None if self.skeleton is None else self.skeleton.locate(self.text, self.words)
-
-    def check_words(self) -> Counter[str]:
+    def check_words(self, *, plain: bool) -> dict[str, int]:
         """What the template leaves out of the row's fields.
+
+        Args:
+            plain: the row has only roles and contents.
 
         Raises:
             RowRefused: it leaves out a whole turn, or a call of a tool.
         """
-        dropped: Counter[str] = Counter()
+        dropped: dict[str, int] = {}
         if self.skeleton is None:
             return dropped
         if len(self.skeleton.order) != len(self.words):
             written = set(self.skeleton.order)
             for number, word in enumerate(self.words):
                 if number not in written and word.text.strip():
-                    dropped[_left_out(word, self.turns[word.message]["role"])] += 1
+                    name = _left_out(word, self.turns[word.message]["role"])
+                    dropped[name] = dropped.get(name, 0) + 1
+        if plain:
+            return dropped
         if self.tools and self._same_without("tools"):
-            dropped["tools"] += 1
+            dropped["tools"] = 1
         for name in _COMPARED_FIELDS:
             count = sum(bool(turn.get(name)) for turn in self.turns)
             if count and self._same_without(name):
-                dropped[name] += count
+                dropped[name] = count
         return dropped
 
     def range_of(self, number: int) -> Span:
@@ -203,15 +205,14 @@ class _ChatRow:
         skeleton, spans, signed = self.skeleton, self.spans, self.signed
         if skeleton is None or spans is None:
             skeleton, spans, signed = self._alone(number)
-        places = skeleton.places(self.words, number)
         end = end_of_turn(self.template, skeleton, signed, self.words, number, self._marker, self.tools)
         if end is None:
             raise RowRefused(
                 f"messages[{number}]", "the template writes no end-of-turn token after the assistant's words"
             )
-        first, after = spans[places[0]][0], spans[end[0]][1] + len(end[1])
+        first, after = spans[end.first][0], spans[end.last][1] + len(end.tail)
         start = self._start(number, first)
-        if missing := missing_values(self.turns[number], self.text[start:after]):
+        if len(self.turns[number]) > 2 and (missing := missing_values(self.turns[number], self.text[start:after])):
             reason = f"the chat template does not write {missing[0][:60]!r} as it is"
             raise RowRefused(f"messages[{number}].tool_calls", reason)
         return start, after
@@ -296,7 +297,11 @@ def as_chat(body: Chat | Pair) -> Chat:
 
 def as_turns(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     """Messages as templates know them: role, content and what else they have."""
-    return [{"role": one.role, "content": one.content, **(one.extra or {})} for one in messages]
+    turns: list[Mapping[str, Any]] = []
+    for one in messages:
+        turn = {"role": one.role, "content": one.content}
+        turns.append(turn if one.extra is None else {**turn, **one.extra})
+    return turns
 
 
 def learned_turns(messages: Sequence[Message], loss_on: str) -> list[int]:

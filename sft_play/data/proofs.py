@@ -110,9 +110,9 @@ def _look_at(
     counts.stable.add(_stable(template, chat))
     if loss_on != "all":
         for nth, number in enumerate(learned_turns(chat.messages, loss_on)):
-            prompt = _prompt(tokenizer, chat, number)
-            if prompt is not None:
-                counts.prompts.add(_fed(encoded, nth, prompt))
+            fed = _prompt(tokenizer, chat, number)
+            if fed is not None:
+                counts.prompts.add(_fed(encoded, nth, fed))
 
 
 def _prompt(tokenizer: TextTokenizer, chat: Chat, number: int) -> list[int] | None:

@@ -11,18 +11,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sft_play.data.sandbox import ChatTemplate, TemplateRefused, Tools, Turn
 from sft_play.errors import DataError
 
 _SIGN = re.compile("\ue000(\\d+)\ue001")
-_THOUGHT = re.compile(r"(\s*<think>)(.*)(</think>)(.*)", re.DOTALL)
+_THOUGHT = re.compile(r"(\s*<think>|)(.*)(</think>)(.*)", re.DOTALL)
 Span = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A piece of a message's text that the template is expected to write.
 
     Attributes:
@@ -33,6 +32,15 @@ class Word:
     message: int
     kind: str
     text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """Where a turn stands among the signs: its first and its last, and the text from there to its closing token."""
+
+    first: int
+    last: int
+    tail: str
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,7 +55,7 @@ class Skeleton:
 
     pieces: list[str]
     order: list[int]
-    ends: dict[int, tuple[int, str] | None] = field(default_factory=dict)
+    ends: dict[int, End | None] = field(default_factory=dict)
 
     def locate(self, text: str, words: Sequence[Word]) -> list[Span] | None:
         """The characters of each sign's word in a row's text; None where the text is not put together like that."""
@@ -55,13 +63,17 @@ class Skeleton:
             return None
         at, spans = len(self.pieces[0]), []
         for number, piece in zip(self.order, self.pieces[1:], strict=True):
-            for written in _ways_to_write(words[number].text):
-                if text.startswith(written, at) and text.startswith(piece, at + len(written)):
-                    break
-            else:
-                return None
-            spans.append((at, at + len(written)))
-            at += len(written) + len(piece)
+            written = words[number].text
+            after = at + len(written)
+            if not (text.startswith(written, at) and text.startswith(piece, after)):
+                for written in _other_ways_to_write(words[number].text):
+                    after = at + len(written)
+                    if text.startswith(written, at) and text.startswith(piece, after):
+                        break
+                else:
+                    return None
+            spans.append((at, after))
+            at = after + len(piece)
         return spans if at == len(text) else None
 
     def after(self, place: int) -> str:
@@ -80,16 +92,19 @@ def words_of(turns: Sequence[Turn]) -> list[Word]:
     """The words of all messages, in the order of their signs."""
     words = []
     for message, turn in enumerate(turns):
-        if reasoning := turn.get("reasoning_content"):
-            words.append(Word(message=message, kind="reasoning_content", text=str(reasoning)))
         content = turn["content"]
+        if len(turn) == 2 and "</think>" not in content:
+            words.append(Word(message, "content", content))
+            continue
+        if reasoning := turn.get("reasoning_content"):
+            words.append(Word(message, "reasoning_content", str(reasoning)))
         if (thought := _thought(turn)) is not None:
-            words.append(Word(message=message, kind="reasoning_content", text=thought[2]))
+            words.append(Word(message, "reasoning_content", thought[2]))
             content = thought[4]
         if content or not turn.get("tool_calls"):
-            words.append(Word(message=message, kind="content", text=content))
+            words.append(Word(message, "content", content))
         for call in turn.get("tool_calls") or ():
-            words.append(Word(message=message, kind="tool_calls", text=str(_function(call).get("name", ""))))
+            words.append(Word(message, "tool_calls", str(_function(call).get("name", ""))))
     return words
 
 
@@ -117,9 +132,16 @@ def with_signs(turns: Sequence[Turn], only: int | None = None) -> list[dict[str,
 
 def kind_of_row(turns: Sequence[Turn], tools: Tools | None) -> tuple[object, ...] | None:
     """Rows of one kind have the same skeleton; None where the row has parts that stand in the skeleton itself."""
-    if tools or any(len(turn) > 2 for turn in turns):
+    if tools:
         return None
-    return tuple((turn["role"], _thought(turn) is not None) for turn in turns)
+    kind = []
+    for turn in turns:
+        if len(turn) > 2:
+            return None
+        kind.append(turn["role"])
+        if "</think>" in turn["content"]:
+            kind.append(_thought(turn) is not None)
+    return tuple(kind)
 
 
 def build_skeleton(template: ChatTemplate, signed: Sequence[Turn], tools: Tools | None) -> Skeleton | None:
@@ -139,11 +161,11 @@ def end_of_turn(
     message: int,
     marker: re.Pattern[str],
     tools: Tools | None,
-) -> tuple[int, str] | None:
-    """The place of a turn's last sign and the template's text from there through the token that closes the turn.
+) -> End | None:
+    """A turn's first and last sign, and the template's text from there through the token that closes the turn.
 
-    It is what the template writes behind the turn whether the conversation ends there or goes on, less the blanks at
-    the end. None where it writes nothing, so that no end could be learned.
+    That text is what the template writes behind the turn whether the conversation ends there or goes on, less the
+    blanks at the end. None where it writes nothing, so that no end could be learned.
     """
     if message not in skeleton.ends:
         skeleton.ends[message] = _end_of_turn(template, skeleton, signed, words, message, marker, tools)
@@ -158,7 +180,7 @@ def _end_of_turn(
     message: int,
     marker: re.Pattern[str],
     tools: Tools | None,
-) -> tuple[int, str] | None:
+) -> End | None:
     stops = build_skeleton(template, signed[: message + 1], tools)
     if stops is None or not (own := stops.places(words, message)):
         return None
@@ -168,16 +190,17 @@ def _end_of_turn(
     places = [place for place, number in enumerate(skeleton.order) if number == last]
     if len(places) < nth:
         return None
+    first = skeleton.places(words, message)[0]
     if message < len(signed) - 1:
         other: str | None = skeleton.after(places[nth - 1])
     else:
         other = next(_continued(template, signed, last, nth, tools), None)
     if other is not None:
         common = _common(tail, other, marker).rstrip()
-        return (places[nth - 1], common) if common else None
+        return End(first=first, last=places[nth - 1], tail=common) if common else None
     ends = [match.end() for match in marker.finditer(tail)]
     closed = bool(ends) and ends[-1] == len(tail.rstrip())
-    return (places[nth - 1], tail.rstrip()) if closed else None
+    return End(first=first, last=places[nth - 1], tail=tail.rstrip()) if closed else None
 
 
 def _continued(
@@ -230,9 +253,8 @@ def _ways_to_show(value: object) -> tuple[str, ...]:
     return json.dumps(value, default=str), str(value)
 
 
-def _ways_to_write(text: str) -> Iterator[str]:
-    """As it is, without blanks at the ends, or as a JSON string."""
-    yield text
+def _other_ways_to_write(text: str) -> Iterator[str]:
+    """Without blanks at the ends, or as a JSON string."""
     if text[:1].isspace() or text[-1:].isspace():
         yield from (text.strip(), text.lstrip(), text.rstrip(), text.strip("\n"), text.lstrip("\n"), text.rstrip("\n"))
     for plain in (False, True):

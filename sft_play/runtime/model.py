@@ -97,9 +97,10 @@ def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
 def load_tokenizer(
     path: Path, chat_template: str | None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer, with the config's chat template (a file or a built-in name), padding on the right with a token that is never learned.
+    """The tokenizer, with the config's chat template, padding on the right with a token that is never learned.
 
-    Padding is masked by position, so a pad token that equals the end of sequence does no harm.
+    The template is a file or a built-in name, and is saved with the tokenizer. Padding is masked by position, so a
+    pad token that equals the end of sequence does no harm.
     """
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
     if chat_template is not None:

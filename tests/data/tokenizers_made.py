@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 _LESSONS = (
     "The user asks a question and the assistant answers it in a few words.",
@@ -70,6 +70,10 @@ class Style:
     takes_system: bool = True
     pattern: str | None = None
     """How text is split before merging; by default GPT-2's way."""
+    metaspace: bool = False
+    """SentencePiece's way: blanks become part of words, one is put before a text, unknown characters become bytes."""
+    lowercase: bool = False
+    """Text is made lower-case and its accents are composed before anything else, so it does not come back."""
 
 
 STYLES = {
@@ -95,6 +99,15 @@ STYLES = {
     "mistral": Style(
         tokens=("<s>", "</s>", "[INST]", "[/INST]"),
         bos="<s>", eos="</s>", pad="</s>", template=MISTRAL, end_of_turn="</s>", writes_bos=True, takes_system=False,
+    ),
+    "metaspace": Style(
+        tokens=("<unk>", "<s>", "</s>", "[INST]", "[/INST]"),
+        bos="<s>", eos="</s>", pad="</s>", template=MISTRAL, end_of_turn="</s>", writes_bos=True, takes_system=False,
+        metaspace=True,
+    ),
+    "lowercase": Style(
+        tokens=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        bos=None, eos="<|im_end|>", pad="<|im_end|>", template=CHATML, end_of_turn="<|im_end|>", lowercase=True,
     ),
     "bare": Style(
         tokens=("<|endoftext|>",), bos=None, eos="<|endoftext|>", pad="<|endoftext|>", template=None, end_of_turn="",
@@ -132,8 +145,23 @@ def _splitting(style: Style) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _train(style: Style) -> Tokenizer:
+def _metaspace(style: Style) -> Tokenizer:
+    letters = sorted(set("".join(_LESSONS)) - {" ", "\n"})
+    vocabulary = [*style.tokens, *(f"<0x{number:02X}>" for number in range(256)), "▁", *letters, "▁t", "▁th", "▁the"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
+    numbered = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(numbered, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(back)
+    tokenizer.add_special_tokens(list(style.tokens))
+    return tokenizer
+
+
+def _taught(style: Style) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
+    if style.lowercase:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = _splitting(style)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -143,6 +171,11 @@ def _train(style: Style) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_LESSONS, trainer)
+    return tokenizer
+
+
+def _train(style: Style) -> Tokenizer:
+    tokenizer = _metaspace(style) if style.metaspace else _taught(style)
     if style.bos is not None:
         bos = (style.bos, tokenizer.token_to_id(style.bos))
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{style.bos} $A", special_tokens=[bos])
