@@ -15,7 +15,7 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install setup-accelerate demo config plan gpu-info memory-check train train-distributed train-deepspeed \
+.PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check train train-distributed train-deepspeed \
 	train-distributed-tb train-deepspeed-tb slurm infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
@@ -35,6 +35,9 @@ demo: $(READY) ## Fine-tune a real 135M model on this machine and see it answer 
 
 config: $(READY) ## Show every value of a config and where it comes from (CONFIG=, KEY=, ARGS=--json)
 	@$(SFT_PLAY) config
+
+data-check: $(READY) ## Every bad row, doubles and leaks, lengths, what is learned, real rows; no GPU (CONFIG=, ARGS=--json)
+	@$(SFT_PLAY) data-check
 
 plan: $(READY) ## What fits, how fast, how long and why, before anything is loaded (CONFIG=, HARDWARE=2xH100-80, CALIBRATE=1)
 	@$(SFT_PLAY) plan

@@ -22,13 +22,14 @@ from sft_play.errors import (
 )
 
 # Commands that only print: nothing is lost when nobody reads on.
-READ_ONLY = ("config", "plan", "gpu-info", "memory-check")
+READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check")
 REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
 COMMANDS = {
     "config": "config",
+    "data-check": "data_check",
     "demo": "demo",
     "gpu-info": "gpu_info",
     "infer": "infer",

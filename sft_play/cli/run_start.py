@@ -92,13 +92,7 @@ def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -
         ConfigError: naming the key.
         EnvironmentProblem: a package that the config asks for is not installed.
     """
-    longest = max(split.longest for split in data.splits.values())
-    if facts.max_positions and longest > facts.max_positions:
-        raise ConfigError(
-            f"a row has {longest} tokens and the model {facts.max_positions} positions",
-            where="model.max_seq_len",
-            fix=f"MODEL_MAX_SEQ_LEN={facts.max_positions} cuts longer rows",
-        )
+    check_positions(facts, data)
     if plan.attention.startswith("flash") and find_spec("flash_attn") is None:
         raise EnvironmentProblem("flash_attn is not installed", where="model.attention", fix="use sdpa or auto")
     rows = data.splits["train"].sequences
@@ -108,6 +102,21 @@ def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -
             f"{rows} {'packs' if config.data.packing else 'rows'} are fewer than one batch of {together}",
             where="train.dataloader_drop_last",
             fix="set it to false, or lower train.batch_size",
+        )
+
+
+def check_positions(facts: ModelFacts, data: DataFacts) -> None:
+    """Refuse rows with more tokens than the model has positions.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    longest = max(split.longest for split in data.splits.values())
+    if facts.max_positions and longest > facts.max_positions:
+        raise ConfigError(
+            f"a row has {longest} tokens and the model {facts.max_positions} positions",
+            where="model.max_seq_len",
+            fix=f"MODEL_MAX_SEQ_LEN={facts.max_positions} cuts longer rows",
         )
 
 

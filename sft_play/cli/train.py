@@ -110,6 +110,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         refuse_finished(run, config)
         check_disk(run, config, plan_inputs.facts)
         prepared = prepare_data(config, model.path)
+        report_data(run, config, prepared, model.path)
         plan = make_plan(replace(plan_inputs, data=prepared.facts))
         for reason in plan.reasons:
             say(reason)
@@ -202,6 +203,14 @@ def prepare_data(config: Config, model_path: Path) -> Any:
     from sft_play.data.prepare import prepare
 
     return prepare(config, model_path, Path(config.run.output_dir) / ".cache" / "tokens", say)
+
+
+def report_data(run: RunDir, config: Config, prepared: Any, model_path: Path) -> None:
+    """Keep in the run's folder what `make data-check` shows of the data."""
+    from sft_play.data.report_file import write_report
+
+    if config.dist.node_rank == 0:
+        write_report(run.data, config, prepared, model_path)
 
 
 def finish(run: RunDir, config: Config, plan: Plan) -> None:

@@ -24,6 +24,8 @@ IDENTITY_BYTES = 1 << 20
 # What training needs; other files of a repository (ONNX, GGUF, pickled weights) stay where they are.
 WANTED_FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 CODE_FILES = ["*.py"]
+# What preparing data needs.
+TOKENIZER_FILES = ["*.json", "*.jinja"]
 # The same weights once more, in their maker's own layout, which is never loaded.
 SECOND_COPIES = ["consolidated*", "original/*"]
 
@@ -66,11 +68,27 @@ def locate_model(name: str, revision: str | None, *, trust_remote_code: bool = F
     folder = Path(name).expanduser()
     if folder.is_dir():
         return check_model_folder(folder, name)
-    if folder.is_file():
+    wanted = [*WANTED_FILES, *(CODE_FILES if trust_remote_code else ())]
+    return check_model_folder(_fetch(_hub_id(name), revision, wanted), name)
+
+
+def locate_tokenizer(name: str, revision: str | None) -> Path:
+    """The local folder of a model's tokenizer; of a hub id only the small files are fetched.
+
+    Raises:
+        ModelError: `name` is neither a folder nor a hub id, or the hub has no such revision.
+        ModelUnreachableError, DiskFullError: as `locate_model`.
+    """
+    folder = Path(name).expanduser()
+    return folder.resolve() if folder.is_dir() else _fetch(_hub_id(name), revision, TOKENIZER_FILES)
+
+
+def _hub_id(name: str) -> str:
+    if Path(name).expanduser().is_file():
         raise ModelError(f"{name} is a file, not a model folder", where="model.name")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(f"no folder {name}, and it is no hub id (owner/name)", where="model.name")
-    return check_model_folder(_fetch(name, revision, trust_remote_code), name)
+    return name
 
 
 def check_model_folder(folder: Path, name: str) -> ModelFolder:
@@ -128,11 +146,10 @@ def _weight_files(folder: Path, problems: list[str]) -> list[Path]:
     return files
 
 
-def _fetch(name: str, revision: str | None, code: bool) -> Path:
+def _fetch(name: str, revision: str | None, wanted: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
 
-    wanted = [*WANTED_FILES, *(CODE_FILES if code else ())]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=SECOND_COPIES))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:

@@ -9,7 +9,7 @@ from sft_play.runtime.trainer import SftPlayTrainer
 from tests.tiny import ROOT
 
 TARGETS = [
-    "help", "install", "setup-accelerate", "demo", "config", "plan", "gpu-info", "memory-check",
+    "help", "install", "setup-accelerate", "demo", "config", "data-check", "plan", "gpu-info", "memory-check",
     "train", "train-distributed", "train-deepspeed", "train-distributed-tb", "train-deepspeed-tb",
     "slurm", "infer", "test", "test-all", "bench-overhead", "docs",
 ]  # fmt: skip
