@@ -132,19 +132,6 @@ def closing_ids(tokenizer: TextTokenizer) -> tuple[int, ...]:
     return tuple(sorted(one for one in found if one is not None and one in stops))
 
 
-def prompts_agree(tokenizer: TextTokenizer) -> bool:
-    """Whether a prompt has the same tokens alone, as at inference, and with the answer behind it, as in training.
-
-    They differ where the generation prompt ends in blanks that the tokenizer joins with, or splits by, what follows.
-    """
-    if tokenizer.template is None:
-        return True
-    prompt = encode_prompt(tokenizer, [{"role": "user", "content": "question"}])
-    text = tokenizer.template.render([{"role": "user", "content": "question"}], generation_prompt=True)
-    whole = tokenizer.tokenizer.encode(text + "Answer", add_special_tokens=False).ids
-    return bool(whole[: len(prompt)] == prompt)
-
-
 def plain_layout(tokenizer: TextTokenizer) -> str:
     """How rows of alpaca and prompt_completion are laid out with this tokenizer, in words."""
     if tokenizer.template is not None:
