@@ -187,6 +187,7 @@ class Preparation:
             max_seq_len=self._config.model.max_seq_len,
             splits=facts,
             unused_columns=tuple(unused),
+            unwritten=dict(self._renderer.dropped_fields),
             proofs=proofs,
         )
 

@@ -138,6 +138,8 @@ def _say_facts(facts: DataFacts, say: Say) -> None:
     for name, split in facts.splits.items():
         for line in _said(split, facts.max_seq_len):
             say(f"data: {name}: {line}")
+    for name, count in facts.unwritten.items():
+        say(f"data: careful: the chat template leaves out {name} of {count:,} messages")
     for proof in facts.proofs:
         if proof.holds < proof.of:
             say(f"data: careful: {proof.name}: {proof.of - proof.holds:,} of {proof.of:,} not: {proof.words}")

@@ -111,6 +111,8 @@ class DataFacts:
     splits: Mapping[str, SplitFacts]
     unused_columns: tuple[str, ...] = field(default=())
     """Fields of rows and messages that no format reads."""
+    unwritten: Mapping[str, int] = field(default_factory=dict)
+    """Fields of messages that the chat template leaves out, by how many messages have them."""
     proofs: tuple[Proof, ...] = ()
     """What was proved on a sample of the chat rows."""
 

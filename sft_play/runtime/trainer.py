@@ -182,8 +182,9 @@ def build_trainer(
     flat = job.plan.attention.startswith("flash")
     collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
     trainer.data_collator = SilentWhereEmpty(collator, silent_row(job.first_rows(rows)))
-    if job.plan.strategy in ("fsdp", "hsdp"):
-        trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
+    # Where accelerate has left FSDP out, there is no plugin; the check at start says so.
+    if plugin := getattr(trainer.accelerator.state, "fsdp_plugin", None):
+        plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS
     trainer.args.save_only_model = False  # the arguments said otherwise where the Trainer knows no way to save shards
     trainer.save_limit = job.config.train.save_total_limit
