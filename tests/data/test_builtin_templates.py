@@ -7,14 +7,17 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sft_play.data.builtin import BUILT_IN, read_built_in
+from sft_play.data.encode import MASKED, encode_prompt
 from sft_play.data.formats import Chat, Message, Pair
 from sft_play.data.mask import Renderer, RowRefused
 from sft_play.data.proofs import prove
 from sft_play.data.template import TextTokenizer, load_text_tokenizer
 from sft_play.errors import DataError
-from tests.data.test_data_masks import conversation, encode, learned, row_of
+from tests.data.test_data_masks import TEXTS, conversation, encode, learned, row_of
 from tests.data.tokenizers_made import STYLES, make_tokenizer
 
 # name of the template -> a tokenizer that has its tokens, its end of turn, what it writes before an answer
@@ -115,3 +118,17 @@ def test_pairs_go_into_a_chosen_template() -> None:
         "### Instruction:\nq\n\n### Response:\na<|endoftext|>\n\n"
     )
     assert learned(tokenizer, encode(tokenizer, pair)) == ["a<|endoftext|>"]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+@settings(max_examples=80, deadline=None)
+@given(turns=st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3))
+def test_any_text_is_masked_right_and_prompted_as_at_inference(name: str, turns: list[tuple[str, str]]) -> None:
+    tokenizer, (_, end, lead) = tokenizer_with(name), FITTING[name]
+    messages = [Message(role=r, content=t) for pair in turns for r, t in zip(("user", "assistant"), pair, strict=True)]
+    encoded = encode(tokenizer, Chat(messages=tuple(messages)))
+    trims = name in ("llama3", "gemma", "mistral")
+    assert learned(tokenizer, encoded) == [lead + (text.strip() if trims else text) + end for _, text in turns]
+    prompt = encode_prompt(tokenizer, [{"role": "user", "content": turns[0][0]}])
+    first = next(at for at, label in enumerate(encoded.labels) if label != MASKED)
+    assert encoded.input_ids[:first] == prompt
