@@ -73,7 +73,7 @@ def token_lines(report: TokenReport, *, colour: bool, rows_told: bool, limit: in
     yield from _histogram(train, report.histogram)
     yield ""
     yield "packing"
-    yield f"  {_packing(train, facts.max_seq_len, report.would_pack)}"
+    yield from (f"  {line}" for line in _packing(train, facts.max_seq_len, report.would_pack))
     if any(source.weight is not None for source in train.sources):
         yield ""
         yield from _mix(train.sources)
@@ -175,13 +175,14 @@ def _histogram(split: SplitFacts, bars: Sequence[tuple[int, int]]) -> Iterator[s
     yield f"  percentiles: {', '.join(marks)}"
 
 
-def _packing(split: SplitFacts, limit: int, would: WouldPack | None) -> str:
+def _packing(split: SplitFacts, limit: int, would: WouldPack | None) -> Iterator[str]:
     if split.packs is not None:
-        return f"{split.packs:,} sequences of {limit:,} tokens, {split.fill or 0:.1%} full"
-    if would is None:
-        return "off"
-    now = f"off: {would.together} rows padded to their longest are {would.padded_fill:.0%} full"
-    return f"{now};\n  DATA_PACKING=true would make {would.packs:,} sequences of {limit:,}, {would.fill:.1%} full"
+        yield f"{split.packs:,} sequences of {limit:,} tokens, {split.fill or 0:.1%} full"
+    elif would is None:
+        yield "decided while training"
+    else:
+        yield f"off: {would.together} rows padded to their longest are {would.padded_fill:.0%} full;"
+        yield f"DATA_PACKING=true would make {would.packs:,} sequences of {limit:,}, {would.fill:.1%} full"
 
 
 def _mix(sources: Sequence[SourceFacts]) -> Iterator[str]:
