@@ -27,7 +27,7 @@ EXIT_CODES = {
 OVERRIDDEN = {
     "__init__", "get_train_dataloader", "training_step", "_get_grad_norm", "prediction_step", "evaluation_loop",
     "_save_checkpoint", "save_model", "_load_from_checkpoint", "_save_optimizer_and_scheduler",
-    "_load_optimizer_and_scheduler",
+    "_load_optimizer_and_scheduler", "compute_loss", "_set_signature_columns_if_needed",
 }  # fmt: skip
 
 
