@@ -120,7 +120,9 @@ class TuningSection(Section):
     """The 4-bit base."""
 
 
-DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
+DataFormat = Literal[
+    "auto", "messages", "sharegpt", "alpaca", "prompt_completion", "user_assistant", "input_target", "text",
+]  # fmt: skip
 
 
 class DataSource(Section):

@@ -27,7 +27,7 @@ class Fitter:
     """
 
     def __init__(self, config: Config, split: str, refused: Rejects) -> None:
-        self._limit, self._data, self._split, self._refused = config.model.max_seq_len, config.data, split, refused
+        self._limit, self._config, self._split, self._refused = config.model.max_seq_len, config, split, refused
         crossing = config.data.cross_documents and config.data.task != "sft"
         self._blocks = Blocks(self._limit) if crossing else None
         self.dropped: Counter[str] = Counter()
@@ -43,7 +43,7 @@ class Fitter:
             return self._blocks.add(encoded)
         if len(encoded.input_ids) <= self._limit:
             return [encoded]
-        policy = policy_of(self._data.on_overlong, text=text, task=self._data.task)
+        policy = policy_of(self._config.data.on_overlong, text=text, task=self._config.data.task)
         if policy == "error":
             what = f"{len(encoded.input_ids):,} tokens, model.max_seq_len is {self._limit:,}"
             self._refused.add(self._split, row.bad("", what))

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sft_play.config.schema import Config
 from sft_play.data.encode import encode_rows, plain_layout
-from sft_play.data.formats import Row, Text, is_blank
+from sft_play.data.formats import PAIR_FORMATS, Row, Text, is_blank
 from sft_play.data.mask import Rendered, Renderer, RowRefused
 from sft_play.data.proofs import prove
 from sft_play.data.select import Goes, carved_shares, choose_destinations
@@ -170,8 +170,11 @@ class Preparation:
         for name, survey in surveys.items():
             found = ", ".join(f"{count:,} {one}" for one, count in sorted(survey.formats.items()))
             self._say(f"data: {name}: {survey.read:,} rows read; format: {found or 'none'}")
-            if {"alpaca", "prompt_completion"} & survey.formats.keys():
+            if survey.formats.keys() & set(PAIR_FORMATS):
                 self._say(f"data: {name}: {plain_layout(self._tokenizer)}")
+            if survey.flagged and self._config.data.loss_on != "flags":
+                what = "have loss flags of their own (train or weight), which only data.loss_on: flags looks at"
+                self._say(f"data: {name}: careful: {survey.flagged:,} rows {what}")
             if survey.unused:
                 self._say(f"data: {name}: not used: {', '.join(sorted(survey.unused))}")
 

@@ -16,6 +16,7 @@ from sft_play.data.proofs import prove
 from sft_play.data.sources import resolve_sources
 from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
 from sft_play.data.template import load_text_tokenizer
+from sft_play.errors import EnvironmentProblem
 from sft_play.facts.data import DataFacts, SplitFacts
 
 
@@ -50,6 +51,8 @@ def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> P
         EnvironmentProblem: the cache cannot be written.
     """
     sources = _sources(config)
+    for source in (one for listed in sources.values() for one in listed if one.origin):
+        say(f"data: {source.path} is {source.origin}")
     if config.data.streaming:
         return _prepare_stream(config, sources, tokenizer_dir, cache_dir, say)
     return _prepare(config, sources, tokenizer_dir, cache_dir, say)
@@ -109,14 +112,17 @@ def read_cached_facts(config: Config, tokenizer_dir: Path, cache_dir: Path) -> D
     Raises:
         DataError: the files that the config names are not there.
     """
-    sources = _sources(config)
     if config.data.streaming:
+        return None
+    try:
+        sources = _sources(config, fetch=False)
+    except EnvironmentProblem:  # a hub id that nobody has fetched yet
         return None
     entry = read_entry(cache_dir, key_of(key_parts(config, sources, tokenizer_dir)))
     return None if entry is None else entry.facts
 
 
-def _sources(config: Config) -> SourcesBySplit:
+def _sources(config: Config, *, fetch: bool = True) -> SourcesBySplit:
     check_columns(config.data.columns)
     given: dict[str, Sources | None] = {
         "train": config.data.train,
@@ -124,7 +130,7 @@ def _sources(config: Config) -> SourcesBySplit:
         "test": config.data.test,
     }
     return {
-        name: resolve_sources(one, key=f"data.{name}", default_format=config.data.format)
+        name: resolve_sources(one, key=f"data.{name}", default_format=config.data.format, fetch=fetch)
         for name, one in given.items()
         if one is not None
     }

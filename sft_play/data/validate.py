@@ -84,6 +84,7 @@ class Survey:
         file_of, lines: where each good row stands.
         read: rows read, bad and empty ones too.
         empty: well-formed rows without anything to learn from.
+        flagged: rows with loss flags of their own.
         kept: the good rows themselves, where the files are small enough to hold them; else None.
     """
 
@@ -94,6 +95,7 @@ class Survey:
     lines: array[int] = field(default_factory=lambda: array("L"))
     read: int = 0
     empty: int = 0
+    flagged: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     unused: set[str] = field(default_factory=set)
     kept: list[Row] | None = None
@@ -164,6 +166,7 @@ def survey_rows(
             survey.empty += 1
             continue
         survey.add(row, key)
+        survey.flagged += isinstance(row.body, Chat) and any(one.train is not None for one in row.body.messages)
     if not survey.read:
         files = ", ".join(file.shown for one in sources for file in one.files)
         raise DataError("0 rows", where=files, fix=f"put rows in it, or name another file under data.{split}")

@@ -174,3 +174,10 @@ def test_a_set_that_never_learns_to_stop_is_refused(bench: Bench) -> None:
     bench.write(*({"prompt": "q", "completion": "word " * 200} for _ in range(3)))
     with pytest.raises(DataError, match="no answer keeps its end-of-turn token within 64 tokens"):
         bench.prepare(bench.config(max_seq_len=64))
+
+
+def test_flags_that_nothing_looks_at_are_said(bench: Bench) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "train": False}]
+    bench.write({"messages": turns})
+    bench.prepare()
+    assert any("1 rows have loss flags of their own" in line for line in bench.said)
