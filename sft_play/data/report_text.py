@@ -86,7 +86,7 @@ def token_lines(report: TokenReport, *, colour: bool, rows_told: bool, limit: in
         yield ""
         yield f"{len(report.examples)} of the rows of train; what is learned is {'green' if colour else 'in [[ ]]'}"
     for example in report.examples:
-        yield from _example(example, colour=colour)
+        yield from _example(example, colour=colour, packed=train.packs is not None)
     warned = [f"  {line}" for line in cautions(facts)]
     if warned:
         yield from ("", "careful", *warned)
@@ -209,9 +209,10 @@ def _same_lines(same: Same, what: str, head: str) -> Iterator[str]:
         yield f"  and {same.count - len(same.places):,} more"
 
 
-def _example(example: Example, *, colour: bool) -> Iterator[str]:
-    loss = f"{example.loss_tokens:,} with loss"
-    yield f"  row {example.number:,} of {example.of:,}: {example.tokens:,} tokens, {loss}"
+def _example(example: Example, *, colour: bool, packed: bool) -> Iterator[str]:
+    place = f"{example.number:,} of {example.of:,}"
+    place = f"the first of pack {place}" if packed else f"row {place}"
+    yield f"  {place}: {example.tokens:,} tokens, {example.loss_tokens:,} with loss"
     marked: list[tuple[str, bool]] = []
     for piece in example.pieces:
         text = _visible(piece.text)
