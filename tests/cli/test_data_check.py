@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import yaml
 
@@ -231,3 +232,16 @@ def test_a_training_writes_the_report_before_it_plans() -> None:
     assert (
         source.index("prepared = prepare_data(") < source.index("report_data(run,") < source.index("plan = make_plan(")
     )
+
+
+def test_of_a_hub_id_no_weights_are_fetched(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(name: str, **options: Any) -> str:
+        asked.append((name, options["allow_patterns"]))
+        return str(check.model)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    done = check(MODEL_NAME="someone/model")
+    assert done.code == 0, done.err
+    assert asked == [("someone/model", ["*.json", "*.jinja"])]
