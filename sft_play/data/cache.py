@@ -25,7 +25,7 @@ from sft_play.data.template import read_template_source
 from sft_play.errors import DiskFullError, EnvironmentProblem, SftPlayError
 from sft_play.facts.data import DataFacts
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Raised with every change that makes other tokens or labels of the same rows."""
 MANIFEST = "manifest.json"
 _MARKER = ".sft-play-token-cache"

@@ -17,7 +17,7 @@ from sft_play.config.schema import Config
 from sft_play.data.encode import encode_rows, plain_layout
 from sft_play.data.formats import PAIR_FORMATS, Row, Text, is_blank
 from sft_play.data.mask import Rendered, Renderer, RowRefused
-from sft_play.data.proofs import prove
+from sft_play.data.proofs import prove, refuse_unproved
 from sft_play.data.select import Goes, carved_shares, choose_destinations
 from sft_play.data.sources import SourceFiles
 from sft_play.data.split import Split, weights_of
@@ -87,6 +87,8 @@ class Preparation:
         self._overlong.refuse(read)
         self._rejects.write(self._folder / "rejects.jsonl")
         proofs = prove(self._tokenizer, self._sample, self._config.data.loss_on) if self._sample else ()
+        template = self._tokenizer.template
+        refuse_unproved(proofs, template.where if template else str(self._tokenizer.folder))
         return self._facts(surveys, proofs)
 
     def _survey(self, name: str) -> Survey:

@@ -12,7 +12,7 @@ from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entr
 from sft_play.data.formats import check_columns
 from sft_play.data.mix import said_mix
 from sft_play.data.preparation import Preparation, Say, SourcesBySplit
-from sft_play.data.proofs import prove
+from sft_play.data.proofs import prove, refuse_unproved
 from sft_play.data.sources import resolve_sources
 from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
 from sft_play.data.template import load_text_tokenizer
@@ -82,6 +82,8 @@ def _prepare_stream(
     held = _prepare(config, sources, tokenizer_dir, cache_dir, say) if sources else None
     tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
     facts, rows = sample_facts(Stream(config, train, tokenizer), train)
+    proofs = prove(tokenizer, rows, config.data.loss_on)
+    refuse_unproved(proofs, tokenizer.template.where if tokenizer.template else str(tokenizer.folder))
     parts = [stream_fingerprint(config, train), held.facts.fingerprint if held else ""]
     whole = DataFacts(
         key=held.facts.key if held else "",
@@ -89,7 +91,7 @@ def _prepare_stream(
         max_seq_len=config.model.max_seq_len,
         splits={"train": facts, **(held.facts.splits if held else {})},
         unused_columns=held.facts.unused_columns if held else (),
-        proofs=prove(tokenizer, rows, config.data.loss_on),
+        proofs=proofs,
     )
     say(f"data: train: streamed; the first {facts.rows_read:,} rows:")
     _say_facts(replace(whole, splits={"train": facts}), say)

@@ -18,7 +18,7 @@ PROVED_ROWS = 200
 """Rows that are looked at, evenly spread over those given."""
 PREFIX_STABLE = "the template is prefix-stable"
 PROMPTS_AGREE = "prompts are those of inference"
-ONE_BOS = "no doubled BOS"
+ONE_BOS = "no BOS is doubled"
 END_LEARNED = "the end of the turn is learned"
 
 
@@ -89,6 +89,30 @@ def prove(tokenizer: TextTokenizer, rows: Sequence[Row], loss_on: str) -> tuple[
             _look_at(counts, tokenizer, row, rendered, result, loss_on)
             counts.bos.add(bos is None or result.input_ids[:2] != [bos, bos])
     return tuple(count.proof() for count in (counts.stable, counts.prompts, counts.bos, counts.ends))
+
+
+_FIXES = {
+    ONE_BOS: "take bos_token out of the template, or set model.chat_template to a built-in one",
+    PROMPTS_AGREE: "set model.chat_template to a template whose generation prompt is how it writes that turn",
+    END_LEARNED: "set model.chat_template to a template that closes turns with a token, such as plain",
+}
+
+
+def refuse_unproved(proofs: Sequence[Proof], where: str) -> None:
+    """Refuse what trains a model that inference cannot use: a claim that does not hold for more than half of the cases.
+
+    A template that is not prefix-stable is only said: some leave out thoughts once another question follows.
+
+    Args:
+        where: the template's file or name, for errors.
+
+    Raises:
+        DataError: naming the claim and the way out.
+    """
+    for proof in proofs:
+        if proof.name in _FIXES and 2 * proof.holds < proof.of:
+            what = f"{proof.of - proof.holds:,} of {proof.of:,} cases fail the proof that {proof.name}: {proof.words}"
+            raise DataError(what, where=where, fix=_FIXES[proof.name])
 
 
 def _look_at(

@@ -79,3 +79,7 @@ DATED = """{{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\nToda
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
+TEXT_END = (
+    "{% for m in messages %}{{ '## ' + m['role'] + '\n' + m['content'] + '\n##\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '## assistant\n' }}{% endif %}"
+)

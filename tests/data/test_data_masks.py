@@ -18,6 +18,7 @@ from sft_play.data.mask import Renderer, RowRefused
 from sft_play.data.sources import DataFile, FileKind
 from sft_play.data.template import TextTokenizer, load_text_tokenizer
 from sft_play.errors import DataError
+from tests.data.templates_made import TEXT_END
 from tests.data.tokenizers_made import CHATML, GEMMA, LLAMA3, MISTRAL, STYLES, make_tokenizer
 
 CHAT_STYLES = [name for name, style in STYLES.items() if style.template]
@@ -217,10 +218,6 @@ THINKING = (
 ENDS_WITH_EOS = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}"
-)
-TEXT_END = (
-    "{% for m in messages %}{{ '## ' + m['role'] + '\n' + m['content'] + '\n##\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '## assistant\n' }}{% endif %}"
 )
 
 

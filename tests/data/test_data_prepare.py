@@ -18,7 +18,8 @@ from sft_play.data.prepare import Prepared, prepare, read_cached_facts
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import DataError, SeveralErrors, SftPlayError
 from sft_play.facts.data import DataFacts
-from tests.data.tokenizers_made import CHATML, make_tokenizer
+from tests.data.templates_made import TEXT_END
+from tests.data.tokenizers_made import CHATML, STYLES, make_tokenizer
 
 
 class Bench:
@@ -413,3 +414,18 @@ def test_large_files_are_read_twice_to_the_same_end(bench: Bench, monkeypatch: p
 
     with pytest.raises(DataError, match="a file changed while it was read"):
         prepare(bench.config(), bench.tokenizer, bench.cache, grow)
+
+
+@pytest.mark.parametrize(
+    ("style", "template", "said"),
+    [
+        ("mistral", "{{ bos_token }}" + str(STYLES["mistral"].template), "no BOS is doubled"),
+        ("chatml", TEXT_END, "the end of the turn is learned"),
+    ],
+)
+def test_what_is_disproved_on_most_rows_is_refused(bench: Bench, style: str, template: str, said: str) -> None:
+    bench.write(*(chat_row(f"q {n}", f"a {n}") for n in range(5)))
+    bench.tokenizer = make_tokenizer(style, bench.folder, template=template)
+    error = refusal(bench)
+    assert "5 of 5 cases fail the proof that " + said in error.line()
+    assert "set model.chat_template" in error.fix

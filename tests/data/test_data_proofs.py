@@ -10,11 +10,10 @@ from sft_play.data.encode import MASKED, encode_prompt
 from sft_play.data.formats import Chat, Message, Pair, Text
 from sft_play.data.proofs import END_LEARNED, ONE_BOS, PREFIX_STABLE, PROMPTS_AGREE, PROVED_ROWS, prove
 from sft_play.facts.data import Proof
-from tests.data.templates_made import OPENS_THOUGHTS, THINKING
+from tests.data.templates_made import OPENS_THOUGHTS, TEXT_END, THINKING
 from tests.data.test_data_masks import (
     CHAT_STYLES,
     CHATML,
-    TEXT_END,
     conversation,
     encode,
     learned,
