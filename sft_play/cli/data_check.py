@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sft_play.data.token_report import TokenReport
 
 LISTED_ROWS = 100
-STREAMED = "streamed: rows are tokenised while training, so nothing is said of their tokens here (data.streaming)"
+STREAMED = "fine: rows are tokenised while training (data.streaming); the figures are those of the first ones"
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -54,18 +54,17 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not options.json:
         show(row_lines(rows))
     tokens, refused = None, rows.refusal()
-    if refused is None and not config.data.streaming:
+    if refused is None:
         tokens, refused = look_at_tokens(config, rows)
     if options.json:
         print(json.dumps({"config": str(resolved.path)} | report_as_json(rows, tokens, refused)))
     elif tokens:
         show(["", *token_lines(tokens, colour=_colours(environ), rows_told=True, limit=options.limit)])
-    elif refused is None:
-        show(["", STREAMED])
     if refused:
         raise refused
     if tokens and not options.json:
-        show(["", f"fine: a training takes these tokens from the cache ({tokens.facts.key[:8]})"])
+        cached = f"fine: a training takes these tokens from the cache ({tokens.facts.key[:8]})"
+        show(["", STREAMED if config.data.streaming else cached])
     return ExitCode.DONE
 
 

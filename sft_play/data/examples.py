@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from sft_play.data.encode import MASKED
+from sft_play.data.stream import Tokens
 from sft_play.data.template import TextTokenizer
 from sft_play.data.write import read_batches
 
@@ -54,6 +55,11 @@ def read_examples(file: Path, tokenizer: TextTokenizer, count: int = EXAMPLES) -
     spread = [round(n * (total - 1) / max(1, count - 1)) for n in range(count)]
     wanted = sorted(list(dict.fromkeys([*(firsts if len(firsts) > 1 else []), *spread]))[: min(count, total)])
     return tuple(_example(number, total, row, tokenizer) for number, row in _rows(file, wanted))
+
+
+def stream_examples(rows: Iterable[Tokens], tokenizer: TextTokenizer) -> tuple[Example, ...]:
+    """The first rows of a stream."""
+    return tuple(_example(number, EXAMPLES, row, tokenizer) for number, row in enumerate(islice(rows, EXAMPLES)))
 
 
 def _look_over(file: Path) -> tuple[int, list[int]]:

@@ -78,19 +78,19 @@ class Stream:
         self._rejects = Rejects(config.data.on_bad_row)
         self._empty = 0
 
-    def sequences(self, skip: int, index: StreamIndex, *, keep: bool) -> Iterator[Tokens]:
+    def sequences(self, skip: int = 0, index: StreamIndex | None = None, *, keep: bool = False) -> Iterator[Tokens]:
         """The sequences from number `skip` on.
 
         Args:
-            index: knows what earlier windows held.
+            index: knows what earlier windows held; without it they are tokenised again.
             keep: write down there what the windows hold.
 
         Raises:
             DataError: as `windows`.
         """
-        known, before = index.known(skip) if skip else (0, 0)
+        known, before = index.known(skip) if index and skip else (0, 0)
         for window in self.windows(known):
-            if keep:
+            if index and keep:
                 index.add(window)
             yield from window.sequences[max(0, skip - before) :]
             before += len(window.sequences)

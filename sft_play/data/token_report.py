@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from sft_play.config.schema import Config
-from sft_play.data.examples import Example, read_examples
+from sft_play.data.examples import Example, read_examples, stream_examples
 from sft_play.data.pack import pack_lengths
-from sft_play.data.prepare import Prepared
+from sft_play.data.prepare import Prepared, open_stream
 from sft_play.data.report import RowReport
 from sft_play.data.template import load_text_tokenizer
 from sft_play.data.write import read_batches
@@ -74,11 +74,15 @@ def make_token_report(config: Config, prepared: Prepared, tokenizer_dir: Path, *
         SftPlayError: the tokenizer cannot be read.
     """
     facts, file = prepared.facts, prepared.splits.get("train")
-    if file is None:  # streamed: there are no rows to look at yet
-        return TokenReport(
-            facts=facts, histogram=facts.splits["train"].histogram, would_pack=None, examples=(), bad_rows=()
-        )
     tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
+    if file is None:
+        return TokenReport(
+            facts=facts,
+            histogram=facts.splits["train"].histogram,
+            would_pack=None,
+            examples=stream_examples(open_stream(config, tokenizer_dir).sequences(), tokenizer),
+            bad_rows=(),
+        )
     lengths = read_lengths(file)
     packed = facts.splits["train"].packs is not None
     return TokenReport(

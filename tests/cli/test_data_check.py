@@ -167,13 +167,15 @@ def test_json_is_one_object_also_when_it_is_refused(place: Workplace, check: Che
     ]  # fmt: skip
 
 
-def test_streamed_rows_are_checked_and_not_prepared(place: Workplace, check: Check) -> None:
+def test_of_streamed_rows_the_first_are_looked_at(place: Workplace, check: Check) -> None:
     place.write(data={"streaming": True}, train={"max_steps": 4})
     done = check()
     assert done.code == 0, done.err
-    assert "  read                              20             4" in done.out.splitlines()
-    assert done.out.splitlines()[-1].startswith("streamed: rows are tokenised while training")
-    assert not (place.path / "runs").exists()
+    lines = done.out.splitlines()
+    assert "  read                              20             4" in lines
+    assert "  train is streamed: its figures are those of the first 20 rows" in lines
+    assert "[[" in done.out
+    assert lines[-1].startswith("fine: rows are tokenised while training")
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
