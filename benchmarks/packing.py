@@ -1,12 +1,12 @@
 """What packing gains: real tokens a second on WordNet's rows, beside a plain trl script that pads, in turn, in one run.
 
-    python -m benchmarks.packing                    about three minutes on two cores
+    python -m benchmarks.packing                    about three minutes a pair on two busy cores
     python -m benchmarks.packing --pairs 5 --rows 32
 
-Every measurement is a process of its own. Both train all weights of one small Llama (4 layers, hidden size 256, the
+Every measurement is a process of its own. Both train all weights of one small Llama (4 layers, hidden size 128, the
 demo tokenizer's vocabulary) in fp32 on about the same rows a step. The plain side is trl's SFTTrainer without packing:
 rows padded to the longest of their batch. It runs twice: with checkpointing off as on our side, so that packing is the
-only difference, and with trl's default, which recomputes. Padding counts on neither side; the first step is left out.
+only difference (the verdict is on this), and with trl's default, which recomputes. Padding counts on neither side; the first step is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIDES = ("same settings", "trl's defaults")
 def main() -> int:
     """Measure in turn and print each ratio and their medians."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--steps", type=int, default=8)
+    options.add_argument("--steps", type=int, default=3)
     options.add_argument("--pairs", type=int, default=3)
     options.add_argument("--rows", type=int, default=64, help="rows a step on the plain side")
     options.add_argument("--plain", nargs=2, metavar=("RUN_JSON", "SIDE"), help=argparse.SUPPRESS)
@@ -58,7 +58,7 @@ def make_model(folder: Path) -> None:
 
     shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
     vocabulary = len(AutoTokenizer.from_pretrained(folder))
     config = LlamaConfig(vocab_size=vocabulary, num_key_value_heads=4, tie_word_embeddings=True, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -148,9 +148,9 @@ def report(measured: list[dict[str, float]]) -> int:
             f"   {found[default]:>22,.0f}   {ratios[default][number]:>5.2f}"
         )
     medians = {side: statistics.median(ratios[side]) for side in SIDES}
-    met = medians[SIDES[1]] >= LEAST
+    met = medians[SIDES[0]] >= LEAST
     print(f"median ratio: {medians[SIDES[0]]:.2f} by packing alone, {medians[SIDES[1]]:.2f} over trl's defaults")
-    print(f"{'reached' if met else 'missed'}: at least {LEAST} over trl's defaults")
+    print(f"{'reached' if met else 'missed'}: at least {LEAST} by packing alone")
     return 0 if met else 1
 
 
