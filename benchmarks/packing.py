@@ -6,7 +6,8 @@
 Every measurement is a process of its own. Both train all weights of one small Llama (4 layers, hidden size 128, the
 demo tokenizer's vocabulary) in fp32 on about the same rows a step. The plain side is trl's SFTTrainer without packing:
 rows padded to the longest of their batch. It runs twice: with checkpointing off as on our side, so that packing is the
-only difference (the verdict is on this), and with trl's default, which recomputes. Padding counts on neither side; the first step is left out.
+only difference (the verdict is on this), and with trl's default,
+which recomputes. Padding counts on neither side; the first step is left out.
 """
 
 from __future__ import annotations
