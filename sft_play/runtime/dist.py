@@ -133,6 +133,24 @@ def agree(ranks: Ranks, told: dict[str, Any]) -> None:
 MAY_DIFFER = ("config.dist.node_rank", "plan.device_uuids", "config.run.tensorboard_port")
 
 
+def to_main(ranks: Ranks, value: Any) -> list[Any]:
+    """Every rank's value on rank 0, in the order of the ranks; nothing on the others."""
+    if ranks.world_size == 1:
+        return [value]
+    found = [None] * ranks.world_size if ranks.main else None
+    torch.distributed.gather_object(value, found, dst=0, group=ranks.control)
+    return list(found or [])
+
+
+def from_main(ranks: Ranks, value: Any) -> Any:
+    """Rank 0's value on every rank."""
+    if ranks.world_size == 1:
+        return value
+    held = [value]
+    torch.distributed.broadcast_object_list(held, src=0, group=ranks.control)
+    return held[0]
+
+
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys."""
     if not isinstance(values, dict):
