@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sft_play.config.data_rules import DATA_RULES
 from sft_play.config.dist_rules import DIST_RULES
+from sft_play.config.eval_rules import EVAL_RULES
 from sft_play.config.findings import Finding, Rule, ignored, needs, said
 from sft_play.config.keys import KEYS
 from sft_play.config.not_yet import NOT_YET, refuse_unavailable
@@ -122,104 +123,6 @@ def batch_divides(resolved: Resolved) -> Iterator[Finding]:
         yield Finding(keys=("train.global_batch_size", *known), what=what, fix="set train.grad_accum: auto")
 
 
-def has_validation(resolved: Resolved) -> bool:
-    """Whether there are rows to evaluate on."""
-    data = resolved.config.data
-    return bool(data.validation) or data.split.validation > 0
-
-
-def evaluates(resolved: Resolved) -> bool:
-    """Whether the run evaluates while it trains."""
-    return resolved.config.train.eval_strategy != "no" and has_validation(resolved)
-
-
-_EVALUATE = "set data.validation or data.split.validation, and train.eval_strategy other than no"
-
-
-def evaluation_has_rows(resolved: Resolved) -> Iterator[Finding]:
-    train = resolved.config.train
-    if train.eval_strategy in ("steps", "epoch") and not has_validation(resolved):
-        fix = "set data.validation, or data.split.validation: 0.05"
-        yield needs(resolved, "train.eval_strategy", "validation rows", "data.validation", fix=fix)
-    if train.eval_on_start and not evaluates(resolved):
-        yield needs(
-            resolved, "train.eval_on_start", "evaluation", "train.eval_strategy", "data.validation", fix=_EVALUATE
-        )
-
-
-def evaluation_steps(resolved: Resolved) -> Iterator[Finding]:
-    train = resolved.config.train
-    if train.eval_strategy == "steps" and train.eval_steps is None:
-        fix = "set train.eval_steps: 100"
-        yield needs(resolved, "train.eval_strategy", "train.eval_steps", "train.eval_steps", fix=fix)
-    if train.eval_strategy != "steps":
-        yield from ignored(
-            resolved, ["train.eval_steps"], by="train.eval_strategy", fix="set train.eval_strategy: steps or remove it"
-        )
-
-
-def evaluation_settings_used(resolved: Resolved) -> Iterator[Finding]:
-    if resolved.config.train.eval_strategy == "no":
-        keys = ["eval_max_rows", "eval_accumulation_steps", "eval_time_budget", "predict_with_generate"]
-        keys = [f"train.{key}" for key in keys]
-        yield from ignored(resolved, keys, by="train.eval_strategy", fix="set train.eval_strategy: epoch or remove it")
-    elif resolved.config.train.predict_with_generate and not has_validation(resolved):
-        yield needs(resolved, "train.predict_with_generate", "validation rows", "data.validation", fix=_EVALUATE)
-
-
-def generation_settings_used(resolved: Resolved) -> Iterator[Finding]:
-    train = resolved.config.train
-    if not train.predict_with_generate:
-        keys = [key for key in KEYS if key.startswith("train.generation_")]
-        fix = "set train.predict_with_generate: true or remove it"
-        yield from ignored(resolved, keys, by="train.predict_with_generate", fix=fix)
-    elif not train.generation_do_sample:
-        keys = ["train.generation_temperature", "train.generation_top_p"]
-        fix = "set train.generation_do_sample: true or remove it"
-        yield from ignored(resolved, keys, by="train.generation_do_sample", fix=fix)
-
-
-def best_model(resolved: Resolved) -> Iterator[Finding]:
-    train = resolved.config.train
-    for key in ("train.load_best_model_at_end", "train.metric_for_best_model"):
-        if resolved.value(key) and not evaluates(resolved):
-            yield needs(resolved, key, "evaluation", "train.eval_strategy", "data.validation", fix=_EVALUATE)
-    if train.metric_for_best_model is None:
-        fix = "set train.metric_for_best_model or remove it"
-        yield from ignored(resolved, ["train.greater_is_better"], by="train.metric_for_best_model", fix=fix)
-
-
-def best_model_is_saved(resolved: Resolved) -> Iterator[Finding]:
-    """The best evaluation can only be gone back to where a checkpoint was written at that step."""
-    train = resolved.config.train
-    if not train.load_best_model_at_end or not evaluates(resolved):
-        return
-    evaluated = "epoch" if train.eval_strategy == "auto" else train.eval_strategy
-    fits = train.save_strategy == evaluated and not (
-        evaluated == "steps" and train.eval_steps and train.save_steps % train.eval_steps
-    )
-    if not fits:
-        every = {"epoch": "epoch", "steps": f"{train.eval_steps} steps"}[evaluated]
-        saved = {"no": "never", "epoch": "every epoch", "steps": f"every {train.save_steps} steps"}[train.save_strategy]
-        what = f"train.load_best_model_at_end evaluates every {every} and saves {saved}, so the best may not be saved"
-        fix = "set train.save_strategy: epoch" if evaluated == "epoch" else "set train.save_steps to that of eval_steps"
-        keys = ("train.load_best_model_at_end", "train.save_strategy", "train.save_steps", "train.eval_steps")
-        yield Finding(keys=keys, what=what, fix=f"{fix}{'' if evaluated == 'epoch' else ', save_strategy: steps'}")
-
-
-def early_stopping(resolved: Resolved) -> Iterator[Finding]:
-    train, key = resolved.config.train, "train.early_stopping_patience"
-    if train.early_stopping_patience is None:
-        fix = "set train.early_stopping_patience or remove it"
-        yield from ignored(resolved, ["train.early_stopping_threshold"], by=key, fix=fix)
-        return
-    if train.metric_for_best_model is None:
-        fix = "set train.metric_for_best_model: eval_loss"
-        yield needs(resolved, key, "a metric", "train.metric_for_best_model", fix=fix)
-    if not evaluates(resolved):
-        yield needs(resolved, key, "evaluation", "train.eval_strategy", "data.validation", fix=_EVALUATE)
-
-
 def saving_settings_used(resolved: Resolved) -> Iterator[Finding]:
     strategy = resolved.config.train.save_strategy
     keys = {
@@ -253,9 +156,8 @@ def run_name_is_a_folder(resolved: Resolved) -> Iterator[Finding]:
 RULES: tuple[Rule, ...] = (
     one_precision, no_half_masters, scaled_learning_rate, revision_of_a_hub_model, pinned_remote_code,
     quantization_under_qlora, adapter_under_full, adapter_has_targets, steps_or_epochs, batch_divides,
-    evaluation_has_rows, evaluation_steps, evaluation_settings_used, generation_settings_used, best_model,
-    best_model_is_saved, early_stopping, saving_settings_used, optimizer_settings_used, loader_workers,
-    run_name_is_a_folder, *DATA_RULES, *DIST_RULES,
+    saving_settings_used, optimizer_settings_used, loader_workers,
+    run_name_is_a_folder, *DATA_RULES, *EVAL_RULES, *DIST_RULES,
 )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from sft_play.facts.hardware import GIB, Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.communication import gloo_warning, why_no_device
 from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
+from sft_play.plan.evaluation import Evaluation, EvaluationInputs, Mode, decide_evaluation
+from sft_play.plan.memory import estimate
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
 from sft_play.plan.rate import rate_reason, scaled_learning_rate
@@ -52,6 +54,9 @@ class Plan:
         backend: communication library, `nccl` or `gloo`.
         device: `cuda` or `cpu`; `device_uuids` name this machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
         learning_rate: the peak, scaled with the global batch where `train.lr_scaling` says so.
+        evaluation: what an evaluation gives: `loss`, or answers too, to all rows (`generate`) or to those that the
+            budget allows (`sample`); `evaluation_reason` says why.
+        eval_batch: rows of one evaluation batch on one GPU.
         predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
             step_seconds (at rows as they are, where those are known).
     """
@@ -76,6 +81,9 @@ class Plan:
     optimizer: str
     gradient_checkpointing: bool
     pin_memory: bool
+    evaluation: Mode = "none"
+    evaluation_reason: str = ""
+    eval_batch: int = 1
     predicted: dict[str, float]
     reasons: tuple[str, ...]
 
@@ -134,8 +142,14 @@ def make_plan(inputs: PlanInputs, *, speed_at_longest: bool = False) -> Plan:
 
 
 def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
-    """A candidate as a plan."""
+    """A candidate as a plan.
+
+    Raises:
+        ConfigError: the best checkpoint is to be chosen by a figure that its evaluations cannot have.
+    """
     config, gpu, settings = inputs.config, inputs.gpu, candidate.settings
+    evaluation = evaluation_of(inputs, candidate)
+    memory = estimate(inputs.facts, evaluation.settings)
     pin = config.train.dataloader_pin_memory
     speed = candidate.speed
     return Plan(
@@ -159,13 +173,34 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
         optimizer=choose_optimizer(config, gpu),
         gradient_checkpointing=settings.checkpointing is not Checkpointing.NONE,
         pin_memory=gpu is not None if pin == "auto" else pin,
+        evaluation=evaluation.mode,
+        evaluation_reason=evaluation.reason,
+        eval_batch=evaluation.batch,
         predicted={
-            "allocated_bytes": candidate.memory.allocated_bytes,
-            "device_bytes": candidate.memory.device_bytes,
+            "allocated_bytes": memory.allocated_bytes,
+            "device_bytes": memory.device_bytes,
             "tokens_per_second": round(speed.tokens_per_second, 1) if speed else 0.0,
             "step_seconds": round(speed.step_seconds, 4) if speed else 0.0,
         },
-        reasons=reasons(inputs, candidate),
+        reasons=(*reasons(inputs, candidate), f"evaluation {evaluation.mode}: {evaluation.reason}"),
+    )
+
+
+def evaluation_of(inputs: PlanInputs, candidate: Candidate) -> Evaluation:
+    """How a run of this candidate evaluates.
+
+    Raises:
+        ConfigError: as `plan_of`.
+    """
+    return decide_evaluation(
+        EvaluationInputs(
+            config=inputs.config,
+            facts=inputs.facts,
+            settings=candidate.settings,
+            hardware=inputs.hardware,
+            data=inputs.data,
+            step_seconds=candidate.speed.step_seconds if candidate.speed else None,
+        )
     )
 
 

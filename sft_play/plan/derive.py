@@ -8,6 +8,7 @@ from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Gpu
+from sft_play.plan.evaluation import evaluates
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
 from sft_play.plan.settings import Attention, Checkpointing, Loss, Method, Optimizer, Settings
 from sft_play.plan.strategy import BatchRequest
@@ -130,12 +131,6 @@ def lengths_differ(data: DataFacts | None) -> bool:
         return True
     split = data.splits["train"]
     return split.tokens != split.rows_kept * split.longest
-
-
-def evaluates(config: Config) -> bool:
-    """Whether the run evaluates while it trains."""
-    has_rows = config.data.validation is not None or config.data.split.validation > 0
-    return has_rows and config.train.eval_strategy != "no"
 
 
 def choose_optimizer(config: Config, gpu: Gpu | None) -> str:

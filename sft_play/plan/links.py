@@ -6,7 +6,7 @@ from sft_play.facts.hardware import PCIE_BYTES_PER_SECOND, Gpu, Hardware, LinkKi
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import rates, state
 from sft_play.plan.settings import Checkpointing, Dtype, Method, Placement, Settings
-from sft_play.plan.sharding import shards_weights
+from sft_play.plan.sharding import divisors, shards_weights
 
 
 def exposed_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware, compute: float) -> float:
@@ -50,6 +50,15 @@ def data_parallel_seconds(facts: ModelFacts, settings: Settings, hardware: Hardw
         return settings.grad_accum * (2 * _gathered_weight_bytes(facts, settings) / tp + gradients) * ring
     scattered = settings.grad_accum if settings.placement is Placement.ZERO2 else 1
     return (scattered + 1) * gradients * ring
+
+
+def gather_seconds(facts: ModelFacts, settings: Settings, hardware: Hardware) -> float:
+    """Seconds to gather all weights once, as every pass under sharded weights does; 0 where each rank holds them."""
+    if not shards_weights(settings):
+        return 0.0
+    tp, shards = tensor_parallel_ranks(settings), divisors(settings).weights
+    moved = _gathered_weight_bytes(facts, settings) / tp * (shards - 1) / shards
+    return moved / _link(hardware, within=shards <= len(hardware.gpus))
 
 
 def tensor_parallel_ranks(settings: Settings) -> int:

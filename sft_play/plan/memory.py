@@ -12,7 +12,7 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import activations as act
 from sft_play.plan import allocator, state
 from sft_play.plan.dora import weight_norm_bytes
-from sft_play.plan.evaluation import evaluation_terms, generation_terms
+from sft_play.plan.evaluation_memory import evaluation_terms, generation_terms
 from sft_play.plan.nvme import disk_bytes, pinned_bytes
 from sft_play.plan.settings import Checkpointing, Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from sft_play.config.schema import TuningMode
 from sft_play.errors import ConfigError
 from sft_play.facts.hardware import GIB, Hardware, LinkKind, describe_hardware
-from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, plan_of
+from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, evaluation_of, plan_of
 from sft_play.plan.derive import settings_variants
 from sft_play.plan.disk import estimate_run_bytes
 from sft_play.plan.lengths import mean_length
+from sft_play.plan.memory import estimate
 from sft_play.plan.rate import scaled_learning_rate
 from sft_play.plan.settings import Placement, Settings
 from sft_play.plan.strategy import BatchRequest, Candidate, Choice, choose_strategy
@@ -79,7 +80,7 @@ def make_report(inputs: PlanInputs) -> Report:
         ConfigError: batch values that contradict each other, or something that the device lacks.
     """
     choice = choose(inputs)
-    chosen = choice.chosen
+    chosen = choice.chosen and _with_evaluation(inputs, choice.chosen)
     return Report(
         inputs=inputs,
         choice=choice,
@@ -92,6 +93,11 @@ def make_report(inputs: PlanInputs) -> Report:
         disk_bytes=estimate_run_bytes(inputs.config, inputs.facts),
         validated=bool(chosen and chosen.layout.placement in VALIDATED and inputs.hardware.gpus),
     )
+
+
+def _with_evaluation(inputs: PlanInputs, chosen: Candidate) -> Candidate:
+    """The candidate with what its evaluations take of memory."""
+    return replace(chosen, memory=estimate(inputs.facts, evaluation_of(inputs, chosen).settings))
 
 
 def run_length(inputs: PlanInputs, chosen: Candidate | None) -> RunLength:

@@ -127,6 +127,7 @@ class Settings:
         prefetch: layers gathered ahead of the one that computes.
         expandable_segments: the allocator grows its blocks (PYTORCH_CUDA_ALLOC_CONF), so that none are wasted.
         eval_micro_batch: 0 where the run does not evaluate; generation needs `max_new_tokens` above 0.
+        eval_seq_len: longest row that is evaluated; 0: as long as those of training.
     """
 
     method: Method
@@ -169,6 +170,7 @@ class Settings:
     prefetch: int = 0
     expandable_segments: bool = False
     eval_micro_batch: int = 0
+    eval_seq_len: int = 0
     max_new_tokens: int = 0
     num_beams: int = 1
 

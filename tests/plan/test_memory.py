@@ -162,7 +162,7 @@ def test_offload_moves_state_to_the_host(mistral: ModelFacts) -> None:
 def test_evaluation_and_generation_have_phases_of_their_own(mistral: ModelFacts) -> None:
     memory = estimate(mistral, run(eval_micro_batch=8, max_new_tokens=128))
     cache = next(part for part in memory.phases[Phase.GENERATION] if part.name == "key value cache")
-    assert cache.bytes == 2 * 32 * 1024 * 2 * 8 * (4096 + 128)
+    assert cache.bytes == 2 * (32 + 1) * 1024 * 2 * 8 * (4096 + 128)
     assert Phase.EVALUATION in memory.phases
 
 
