@@ -15,8 +15,8 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check train train-distributed train-deepspeed \
-	train-distributed-tb train-deepspeed-tb slurm infer test test-all bench-overhead docs
+.PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
+	train-deepspeed train-distributed-tb train-deepspeed-tb slurm infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -47,6 +47,9 @@ gpu-info: $(READY) ## The GPUs, their links, the CPU, memory, disk and versions 
 
 memory-check: $(READY) ## What each GPU holds now and by which process, beside what a plan needs (CONFIG=)
 	@$(SFT_PLAY) memory-check
+
+doctor: $(READY) ## Is this machine fit to train: versions, GPUs, kernels, links, disk, ports, hub; each with its cure (CONFIG=)
+	@$(SFT_PLAY) doctor
 
 train: $(READY) ## Fine-tune, on one GPU or the CPU unless told of more (CONFIG=, any SECTION_KEY=value)
 	@$(SFT_PLAY) train

@@ -22,7 +22,7 @@ from sft_play.errors import (
 )
 
 # Commands that only print: nothing is lost when nobody reads on.
-READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check")
+READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check", "doctor")
 REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
@@ -31,6 +31,7 @@ COMMANDS = {
     "config": "config",
     "data-check": "data_check",
     "demo": "demo",
+    "doctor": "doctor",
     "gpu-info": "gpu_info",
     "infer": "infer",
     "memory-check": "memory_check",

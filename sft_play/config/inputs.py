@@ -25,6 +25,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
     "demo": ("ARGS", "PYTHON"),
     "gpu-info": ("ARGS", "PYTHON"),
+    "doctor": ("CONFIG", "ARGS", "PYTHON"),
     "memory-check": ("CONFIG", "ARGS", "PYTHON"),
     "setup-accelerate": ("INTERACTIVE", "ARGS", "PYTHON"),
     "slurm": ("CONFIG", "ARGS", "PYTHON"),

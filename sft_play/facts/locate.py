@@ -83,6 +83,23 @@ def locate_tokenizer(name: str, revision: str | None) -> Path:
     return folder.resolve() if folder.is_dir() else _fetch(_hub_id(name), revision, TOKENIZER_FILES)
 
 
+def find_model(name: str, revision: str | None) -> Path | None:
+    """The folder that `locate_model` would take, complete or not, where it is on this disk; nothing is fetched.
+
+    Raises:
+        ModelError: `name` is neither a folder nor a hub id.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(_hub_id(name), revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
 def _hub_id(name: str) -> str:
     if Path(name).expanduser().is_file():
         raise ModelError(f"{name} is a file, not a model folder", where="model.name")

@@ -10,6 +10,7 @@ from tests.tiny import ROOT
 
 TARGETS = [
     "help", "install", "setup-accelerate", "demo", "config", "data-check", "plan", "gpu-info", "memory-check",
+    "doctor",
     "train", "train-distributed", "train-deepspeed", "train-distributed-tb", "train-deepspeed-tb",
     "slurm", "infer", "test", "test-all", "bench-overhead", "docs",
 ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What `make doctor` looks at: one module a group, each a function that yields findings."""
