@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import ClassVar
 
+COLUMN_CHARACTERS = 40
+"""Widest column of a table under an error."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of `python -m sft_play` (make turns every failure into 2 and prints the code)."""
@@ -25,7 +28,11 @@ class ExitCode(IntEnum):
 
 
 class SftPlayError(Exception):
-    """Root of all errors of this package.
+    """Root of all errors of this package. docs/errors.md is made from the classes below.
+
+    Attributes:
+        hint: the command or the change to try.
+        evidence: what the line shows of the cause.
 
     Args:
         what: what is wrong, without a full stop.
@@ -35,6 +42,7 @@ class SftPlayError(Exception):
 
     exit_code: ClassVar[ExitCode] = ExitCode.CONFIG_OR_DATA
     hint: ClassVar[str] = ""
+    evidence: ClassVar[str] = ""
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what = _one_line(what)
@@ -76,34 +84,41 @@ class ConfigError(SftPlayError):
     """A key, a value or a file of the config is wrong."""
 
     hint = "see docs/configuration.md"
+    evidence = "the file and line (or the variable), the key, the value and what the key takes"
 
 
 class UnknownKeyError(ConfigError):
     """A key or variable that no section has."""
+
+    evidence = "the file and line or the variable, and the nearest right name"
 
 
 class NotAvailableError(ConfigError):
     """A key that the schema knows and this version cannot honour yet."""
 
     hint = "remove it or set it back to its default"
+    evidence = "the key, its value and where it was set"
 
 
 class UsageError(SftPlayError):
     """A command was called with an input missing or malformed."""
 
     hint = "make help lists the commands and their inputs"
+    evidence = "the input or the word of ARGS, and what it takes"
 
 
 class DataError(SftPlayError):
     """A data file, a row or a chat template is unusable."""
 
     hint = "docs/data.md shows the formats"
+    evidence = "the file, line and column, the field, the reason and how the row begins; every bad row up to a limit"
 
 
 class ModelError(SftPlayError):
     """A model folder is incomplete or a model cannot do what the config asks."""
 
     hint = "name a folder with config.json, tokenizer.json and *.safetensors, or a hub id"
+    evidence = "the folder, and each file that is missing or damaged with its size"
 
 
 class ResumeRefusedError(SftPlayError):
@@ -111,6 +126,19 @@ class ResumeRefusedError(SftPlayError):
 
     exit_code = ExitCode.RESUME_REFUSED
     hint = "RUN_RESUME=never starts anew, RUN_NAME=... starts another run"
+    evidence = "the checkpoint, and each key that differs with its value there and here"
+
+    def __init__(
+        self, what: str, *, where: str = "", fix: str = "", table: Sequence[tuple[str, str, str]] = ()
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.table = table
+
+    def lines(self) -> list[str]:
+        """The error, and under it what the checkpoint and the run do not share, in two columns."""
+        names, made = (max((len(_shortened(row[n])) for row in self.table), default=0) for n in (0, 1))
+        rows = [tuple(map(_shortened, row)) for row in self.table]
+        return [self.line(), *(f"  {name:<{names}}  {left:<{made}}  {right}" for name, left, right in rows)]
 
 
 class EnvironmentProblem(SftPlayError):
@@ -118,48 +146,56 @@ class EnvironmentProblem(SftPlayError):
 
     exit_code = ExitCode.ENVIRONMENT
     hint = "make install completes the environment"
+    evidence = "what was looked for, where, and what the system answered"
 
 
 class ModelUnreachableError(EnvironmentProblem):
     """A hub model that is neither on disk nor reachable, or gated."""
 
     hint = "give model.name a local folder, or check the network, the spelling and HF_TOKEN"
+    evidence = "the model's name, and whether the hub refused it, failed, or could not be reached"
 
 
 class DiskFullError(EnvironmentProblem):
     """Less disk is free than the run needs."""
 
     hint = "free space, or point run.output_dir to another disk"
+    evidence = "the folder, GiB needed and GiB free"
 
 
 class RunLockedError(EnvironmentProblem):
     """Another live process works in the same run folder."""
 
     hint = "wait for it, or give this one another RUN_NAME"
+    evidence = "the run's folder and the id of the process that works there"
 
 
 class OutOfMemoryError(EnvironmentProblem):
     """The device ran out of memory and nothing smaller is left to try."""
 
     hint = "lower TRAIN_BATCH_SIZE or MODEL_MAX_SEQ_LEN, or set tuning.mode: qlora"
+    evidence = "the rank, what the device said, and the setting that needs less"
 
 
 class AppliedDiffersError(EnvironmentProblem):
     """The stack applied something else than what was planned."""
 
     hint = "run make install, then report this line with your config: it is a fault of this program"
+    evidence = "what was planned and what is there"
 
 
 class PackedDiffersError(ConfigError):
     """Documents of one pack change each other in this model with this attention kernel."""
 
     hint = "train without packing: DATA_PACKING=false"
+    evidence = "by how much the logits of packed and unpacked documents differ"
 
 
 class NodesDifferError(ConfigError):
     """The processes of one run were told different things."""
 
     hint = "start every machine with the same config, data and version"
+    evidence = "the first key that differs, its value here and on rank 0"
 
 
 class LossNotFiniteError(SftPlayError):
@@ -167,6 +203,7 @@ class LossNotFiniteError(SftPlayError):
 
     exit_code = ExitCode.NOT_FINITE
     hint = "lower train.learning_rate, or use bf16 instead of fp16"
+    evidence = "the step, and whether it was the loss or the gradient"
 
 
 class RankFailedError(SftPlayError):
@@ -174,6 +211,7 @@ class RankFailedError(SftPlayError):
 
     exit_code = ExitCode.RANK_FAILED
     hint = "its last lines are in run.log of the run folder"
+    evidence = "the rank, how it ended (code or signal), and what the stack said last"
 
 
 class Preempted(SftPlayError):
@@ -181,6 +219,7 @@ class Preempted(SftPlayError):
 
     exit_code = ExitCode.PREEMPTED
     hint = "the same command goes on from here"
+    evidence = "the checkpoint that was saved"
 
 
 class Interrupted(SftPlayError):
@@ -188,6 +227,7 @@ class Interrupted(SftPlayError):
 
     exit_code = ExitCode.INTERRUPTED
     hint = "the same command goes on from here"
+    evidence = "the checkpoint that was saved"
 
 
 def exit_code_of(error: SftPlayError) -> int:
@@ -197,6 +237,11 @@ def exit_code_of(error: SftPlayError) -> int:
 
 def _flatten(error: SftPlayError) -> list[SftPlayError]:
     return error.errors if isinstance(error, SeveralErrors) else [error]
+
+
+def _shortened(text: str) -> str:
+    text = _one_line(text)
+    return text if len(text) <= COLUMN_CHARACTERS else text[: COLUMN_CHARACTERS - 3] + "..."
 
 
 def _one_line(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sft_play.cli.measured import measured_of
-from sft_play.cli.run_start import say
+from sft_play.cli.run_start import identities_of, say
 from sft_play.cli.train import prepare_data
 from sft_play.config.dump import render_config
 from sft_play.config.origin import Resolved
@@ -70,7 +70,7 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     inputs = WorkerInputs(
         model_path=model.path,
         splits={"train": prepared.splits["train"]},
-        stamp=make_stamp(config, plan, prepared.facts.fingerprint, model.identity()),
+        stamp=make_stamp(config, plan, identities_of(config, model, prepared.facts.fingerprint)),
         config_yaml=render_config(resolved),
         longest_first=True,
     )

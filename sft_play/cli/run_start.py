@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from ctypes.util import find_library
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 from sft_play.config.schema import Config, TrainSection
 from sft_play.errors import ConfigError, DiskFullError, EnvironmentProblem, ResumeRefusedError
 from sft_play.facts.data import DataFacts
+from sft_play.facts.locate import ModelFolder
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import Plan
 from sft_play.plan.disk import estimate_run_bytes
 from sft_play.record.checkpoints import newest_first, newest_good, step_of
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import read_record, trim_metrics
+from sft_play.record.stamp import Identities
 
 
 def refuse_finished(run: RunDir, config: Config) -> None:
@@ -34,13 +37,34 @@ def refuse_finished(run: RunDir, config: Config) -> None:
         )
 
 
+def identities_of(config: Config, model: ModelFolder, data_fingerprint: str) -> Identities:
+    """What the stamp says of base, tokenizer, template and data."""
+    from sft_play.data.template import read_template_source
+
+    template = read_template_source(model.path, config.model.chat_template)
+    tokenizer = model.path / "tokenizer.json"
+    return Identities(
+        base=model.identity(),
+        tokenizer=sha256(tokenizer.read_bytes()).hexdigest()[:16] if tokenizer.is_file() else "",
+        template=sha256(template[0].encode()).hexdigest()[:16] if template else "",
+        data=data_fingerprint,
+    )
+
+
 def where_to_start(
-    run: RunDir, config: Config, stamp: dict[str, Any], *, trust: bool = False, again: bool = False
+    run: RunDir,
+    config: Config,
+    stamp: dict[str, Any],
+    *,
+    trust: bool = False,
+    force: bool = False,
+    again: bool = False,
 ) -> Path | None:
     """The checkpoint to go on from; None for a fresh start. Machine 0 alone moves and trims files.
 
     Args:
         trust: load a checkpoint that its engine unpickles whoever wrote it.
+        force: go on although settings or data differ; the stamp says so then.
         again: the run lost a process and goes on by itself, whatever `run.resume` said of its start.
 
     Raises:
@@ -51,7 +75,7 @@ def where_to_start(
         if main and (newest_first(run) or read_record(run)):
             shelve(run)
         return None
-    folder = newest_good(run, stamp, say, trust=trust)
+    folder = newest_good(run, stamp, say, trust=trust, force=force)
     if main:
         trim_metrics(run.metrics, step_of(folder))
     if folder is None and config.run.resume == "must":
@@ -66,7 +90,17 @@ def shelve(run: RunDir) -> None:
     number = 1 + len(list(run.path.glob("earlier-*")))
     shelf = run.path / f"earlier-{number}"
     shelf.mkdir()
-    for entry in ("checkpoints", "tb", "adapter", "model", "metrics.jsonl", "record.json", "run.json", "run.log"):
+    for entry in (
+        "checkpoints",
+        "tb",
+        "eval",
+        "adapter",
+        "model",
+        "metrics.jsonl",
+        "record.json",
+        "run.json",
+        "run.log",
+    ):
         if (run.path / entry).exists():
             shutil.move(run.path / entry, shelf / entry)
     run.create()

@@ -18,6 +18,7 @@ from sft_play.cli.run_start import (
     check_disk,
     check_nvme,
     check_rows,
+    identities_of,
     refuse_finished,
     refuse_ignored,
     say,
@@ -87,7 +88,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     command = COMMANDS[name]
     options = Options(prog=f"make {name}", description=__doc__)
     options.add_argument("--trust-checkpoint", action="store_true", help="load another user's DeepSpeed checkpoint")
-    trust = options.parse_args(argv).trust_checkpoint
+    options.add_argument("--force", action="store_true", help="go on with a checkpoint of other settings or data")
+    given = options.parse_args(argv)
     if "MAKELEVEL" in environ:  # whatever ends make ends the run, saved
         tie_to_parent()
     signal.signal(signal.SIGTERM, stop_before_start)
@@ -119,7 +121,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         if command.placements and Placement(plan.strategy) not in command.placements:
             say(f"note: the config names {plan.strategy}, which make {other_command(command)} would choose from")
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
-        stamp = make_stamp(config, plan, prepared.facts.fingerprint, model.identity())
+        stamp = make_stamp(config, plan, identities_of(config, model, prepared.facts.fingerprint))
         ready()
         for lost in range(1 + LOST_MACHINES * (plan.nodes > 1)):
             inputs = WorkerInputs(
@@ -127,7 +129,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
                 splits=prepared.splits,
                 stamp=stamp,
                 config_yaml=render_config(resolved),
-                resume_from=where_to_start(run, config, stamp, trust=trust, again=lost > 0),
+                resume_from=where_to_start(
+                    run, config, stamp, trust=given.trust_checkpoint, force=given.force, again=lost > 0
+                ),
             )
             code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
             for line in lines:

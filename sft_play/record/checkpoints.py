@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.errors import ResumeRefusedError
-from sft_play.record.manifest import NAME, folder_problem, read_manifest, sync_folder, write_manifest
+from sft_play.record.manifest import NAME, folder_problem, read_manifest, stamp_of, sync_folder, write_manifest
 from sft_play.record.run_dir import RunDir
 from sft_play.record.signature import is_signed
+from sft_play.record.stamp import VERSION as STAMP_VERSION
+from sft_play.record.stamp import stamp_differences
 
 PREFIX = "step-"
 # Strategies whose engine loads its own files by unpickling.
 UNPICKLES = "zero"
-# Fields of the stamp that a run and the checkpoint it goes on from share.
-MUST_MATCH = (
-    "config_hash", "backend", "mode", "base_model", "base_identity", "strategy", "world_size", "precision",
-    "global_batch", "data_fingerprint",
-)  # fmt: skip
 
 
 def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
@@ -36,9 +33,9 @@ def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
     return staging
 
 
-def publish(run: RunDir, staged: Path, step: int, about: dict[str, Any]) -> Path:
+def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any]) -> Path:
     """Give a complete staged folder its name, `checkpoints/step-N`."""
-    write_manifest(staged, {"step": step, **about})
+    write_manifest(staged, {"step": step, "stamp": stamp})
     target = run.checkpoints / f"{PREFIX}{step}"
     if target.exists():
         _discard(target)
@@ -66,21 +63,15 @@ def step_of(folder: Path | None) -> int:
     return int(folder.name[len(PREFIX) :]) if folder else 0
 
 
-def stamp_differences(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What a checkpoint was made by and this run is, where the two may not differ."""
-    return [
-        f"{key}: made by {made.get(key)}, this run is {now.get(key)}"
-        for key in MUST_MATCH
-        if made.get(key) != now.get(key)
-    ]
-
-
-def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None], *, trust: bool = False) -> Path | None:
+def newest_good(
+    run: RunDir, stamp: dict[str, Any], say: Callable[[str], None], *, trust: bool = False, force: bool = False
+) -> Path | None:
     """The newest verified checkpoint; a bad one is set aside by name and the next older one taken.
 
     Args:
-        stamp: of the run that wants to go on; `MUST_MATCH` has to be the same in the checkpoint's.
+        stamp: of the run that wants to go on; gets `forced`, what differs under `force`.
         trust: load what an engine unpickles whoever wrote it.
+        force: go on although settings or data differ.
 
     Raises:
         ResumeRefusedError: there are checkpoints and none is good, or the newest good one was made by another run.
@@ -92,12 +83,12 @@ def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None], 
             say(f"checkpoint {folder.name} is set aside: {problem}")
             set_aside(folder)
             continue
-        made = read_manifest(folder)
-        if wrong := stamp_differences(made, stamp):
-            raise ResumeRefusedError(
-                f"its checkpoint {folder.name} is of another run: {'; '.join(wrong)}", where=str(run.path)
-            )
-        if str(stamp["strategy"]).startswith(UNPICKLES) and not trust and not is_signed(made):
+        manifest = read_manifest(folder)
+        forced = refuse_another_run(folder, stamp_of(manifest), stamp, force=force)
+        if forced:
+            stamp["forced"] = [*stamp_of(manifest).get("forced", []), *forced]
+            say(f"forced: {', '.join(forced)}; the optimizer's state and the schedule's place are the checkpoint's")
+        if str(stamp["strategy"]).startswith(UNPICKLES) and not trust and not is_signed(manifest):
             raise ResumeRefusedError(
                 "its engine unpickles files, and these carry no signature of this user",
                 where=str(folder),
@@ -107,6 +98,29 @@ def newest_good(run: RunDir, stamp: dict[str, Any], say: Callable[[str], None], 
     if folders or any(run.checkpoints.glob("damaged-*")):
         raise ResumeRefusedError("no checkpoint of this run is whole", where=str(run.checkpoints))
     return None
+
+
+def refuse_another_run(folder: Path, made: dict[str, Any], now: dict[str, Any], *, force: bool) -> list[str]:
+    """What differs and is forced, as `key made -> now`.
+
+    Raises:
+        ResumeRefusedError: the stamp is of a newer program, or differs in what is not forced; both columns are shown.
+    """
+    if made.get("version", 1) > STAMP_VERSION:
+        what = f"it was made by a newer sft-play ({made.get('sft_play', 'unknown')})"
+        raise ResumeRefusedError(what, where=str(folder), fix="update this program, or RUN_NAME=... starts another run")
+    differences = stamp_differences(made, now)
+    if not differences:
+        return []
+    if force and all(one.forced for one in differences):
+        return [f"{one.name} {one.made} -> {one.now}" for one in differences]
+    can = "; ARGS=--force goes on nevertheless and records it" if all(one.forced for one in differences) else ""
+    raise ResumeRefusedError(
+        f"checkpoint {folder.name} is of another run: {', '.join(one.name for one in differences)}",
+        where=str(folder.parent.parent),
+        fix=ResumeRefusedError.hint + can,
+        table=[("", "made by", "this run"), *((one.name, str(one.made), str(one.now)) for one in differences)],
+    )
 
 
 def set_aside(folder: Path) -> Path:

@@ -1,4 +1,7 @@
-"""A folder's manifest: the size and sha256 of every file, signed and written last, so that its presence means whole."""
+"""A folder's manifest: the size and sha256 of every file, signed and written last, so that its presence means whole.
+
+It carries a checksum of itself, and is read only as it was written: a byte that changed anywhere is found.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from sft_play.record.run_dir import write_atomic
 from sft_play.record.signature import sign
 
 NAME = "manifest.json"
-VERSION = 1
+VERSION = 2
 BLOCK_BYTES = 1 << 20
 
 
@@ -23,22 +26,27 @@ def write_manifest(folder: Path, about: dict[str, Any]) -> None:
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    manifest = {"version": VERSION, **about, "files": files}
-    write_atomic(folder / NAME, json.dumps({**manifest, "signature": sign(manifest)}, indent=1))
+    manifest = {**about, "version": VERSION, "files": files}
+    manifest["signature"] = sign(manifest)
+    manifest["checksum"] = _checksum(manifest)
+    write_atomic(folder / NAME, _text(manifest))
     sync_folder(folder)
 
 
 def folder_problem(folder: Path) -> str:
     """The first thing that keeps a checkpoint from being used; empty when it is whole."""
     try:
-        manifest = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        files = manifest["files"]
+        text = (folder / NAME).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        files, version = manifest["files"], manifest["version"]
     except FileNotFoundError:
         return f"{NAME} is missing"
     except (ValueError, KeyError, TypeError, OSError):
         return f"{NAME} is damaged"
-    if manifest.get("version") != VERSION:
-        return f"{NAME} has version {manifest.get('version')}, this program reads {VERSION}"
+    if version not in (1, VERSION):
+        return f"{NAME} has version {version}, this program reads up to {VERSION}"
+    if version == VERSION and (text != _text(manifest) or manifest.get("checksum") != _checksum(manifest)):
+        return f"{NAME} differs from its checksum"
     for name, wanted in files.items():
         path = folder / name
         if not path.is_file():
@@ -54,6 +62,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder that `folder_problem` found whole."""
     manifest: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     return manifest
+
+
+def stamp_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The stamp inside a manifest; those of version 1 are the stamp themselves."""
+    found: dict[str, Any] = manifest.get("stamp", manifest)
+    return found
+
+
+def _text(manifest: dict[str, Any]) -> str:
+    return json.dumps(manifest, indent=1)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    said = json.dumps({key: value for key, value in manifest.items() if key != "checksum"}, sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

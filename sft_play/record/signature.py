@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 KEY_BYTES = 32
+# What is put into a manifest after it was signed.
+_LATER = ("signature", "checksum")
 
 
 def key_file() -> Path:
@@ -42,7 +44,7 @@ def read_or_make_key() -> bytes:
 
 def sign(manifest: dict[str, Any]) -> str:
     """HMAC-SHA256 of everything a manifest says, hex; empty where there is no place for a key."""
-    said = json.dumps({key: value for key, value in manifest.items() if key != "signature"}, sort_keys=True)
+    said = json.dumps({key: value for key, value in manifest.items() if key not in _LATER}, sort_keys=True)
     try:
         key = read_or_make_key()
     except OSError:

@@ -75,7 +75,8 @@ def test_another_strategy_does_not_go_on_with_the_checkpoint(workplace: Workplac
     (workplace.path / "runs/one/record.json").unlink()
     refused = run_case(workplace, "lora", CASES["fsdp"], "one", **SAVING)
     assert refused.code == 3
-    assert "strategy: made by ddp, this run is fsdp" in refused.error_lines[0]
+    assert "of another run: strategy" in refused.error_lines[0]
+    assert refused.error_lines[2].split() == ["error:", "strategy", "ddp", "fsdp"]
 
 
 def test_a_rank_that_fails_is_named_and_takes_the_others_with_it(workplace: Workplace) -> None:

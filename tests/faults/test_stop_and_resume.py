@@ -139,7 +139,8 @@ def test_another_config_may_not_continue_a_run(slow: Workplace) -> None:
     (slow.path / "runs/tiny/record.json").unlink()
     done = slow.train(TRAIN_LEARNING_RATE="0.5")
     assert done.code == 3
-    assert "of another run: config_hash" in done.error_lines[0]
+    assert "of another run: train.learning_rate" in done.error_lines[0]
+    assert done.error_lines[2].split() == ["error:", "train.learning_rate", "0.01", "0.5"]
 
 
 def test_without_a_name_a_changed_learning_rate_is_another_run(workplace: Workplace) -> None:
@@ -204,7 +205,7 @@ def test_other_data_is_refused(slow: Workplace) -> None:
     (slow.path / "train.jsonl").write_text("\n".join([*rows[1:], rows[0]]) + "\n")
     done = slow.train()
     assert done.code == 3
-    assert "data_fingerprint: made by" in done.error_lines[0]
+    assert "of another run: data_fingerprint" in done.error_lines[0]
 
 
 def test_the_metrics_of_a_resumed_run_hold_every_step_once(slow: Workplace) -> None:

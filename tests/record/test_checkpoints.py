@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,23 @@ from sft_play.record.checkpoints import newest_first, newest_good, publish, rota
 from sft_play.record.manifest import folder_problem
 from sft_play.record.run_dir import RunDir, locked
 
-STAMP = {"config_hash": "h", "mode": "lora", "strategy": "single", "data_fingerprint": "d", "base_identity": "b"}
+STAMP: dict[str, Any] = {
+    "version": 2,
+    "mode": "lora",
+    "backend": "bnb",
+    "quantization": None,
+    "adapter": {"r": 4},
+    "base_model": "m",
+    "base_identity": "b",
+    "precision": {"weights": "fp32"},
+    "tokenizer_hash": "t",
+    "template_hash": "c",
+    "strategy": "fsdp",
+    "world_size": 2,
+    "global_batch": 8,
+    "data_fingerprint": "d",
+    "settings": {"train.seed": 1, "train.learning_rate": 0.01},
+}
 CONTENT = {"adapter_model.safetensors": b"weights" * 50, "optimizer.pt": b"moments", "empty": b""}
 
 
@@ -63,12 +81,14 @@ def test_every_damage_to_every_file_is_found(run: RunDir, name: str, damage: str
 
 def test_a_flipped_bit_anywhere_is_found(run: RunDir) -> None:
     folder = save(run, 1)
-    file = folder / "optimizer.pt"
-    whole = file.read_bytes()
-    for position in range(len(whole)):
-        file.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-        assert "optimizer.pt" in folder_problem(folder)
-    file.write_bytes(whole)
+    for name in ("optimizer.pt", "manifest.json"):
+        file = folder / name
+        whole = file.read_bytes()
+        for position in range(len(whole)):
+            for bit in (1, 4):
+                file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+                assert name in folder_problem(folder), (name, position)
+        file.write_bytes(whole)
     assert folder_problem(folder) == ""
 
 
@@ -83,11 +103,60 @@ def test_rotation_keeps_the_newest_and_the_best_and_touches_nothing_foreign(run:
     assert (foreign / "mine.txt").read_text() == "mine"
 
 
-def test_a_checkpoint_of_another_run_is_refused(run: RunDir) -> None:
+@pytest.mark.parametrize("key", [key for key in STAMP if key not in ("version", "settings")])
+def test_a_checkpoint_of_another_run_is_refused_in_two_columns(run: RunDir, key: str) -> None:
     save(run, 1)
-    for key in STAMP:
-        with pytest.raises(ResumeRefusedError, match=f"{key}: made by {STAMP[key]}, this run is other"):
-            newest_good(run, {**STAMP, key: "other"}, print)
+    with pytest.raises(ResumeRefusedError) as caught:
+        newest_good(run, {**STAMP, key: "other"}, print)
+    error, columns, difference = caught.value.lines()
+    assert f"checkpoint step-1 is of another run: {key}" in error
+    assert "RUN_NAME=" in error
+    assert columns.split() == ["made", "by", "this", "run"]
+    assert difference.split() == [key, *str(STAMP[key]).split(), "other"]
+
+
+@pytest.mark.parametrize("key", ["backend", "mode", "quantization", "adapter", "base_identity", "strategy"])
+def test_what_cannot_be_loaded_cannot_be_forced(run: RunDir, key: str) -> None:
+    save(run, 1)
+    with pytest.raises(ResumeRefusedError) as caught:
+        newest_good(run, {**STAMP, key: "other"}, print, force=True)
+    assert "--force" not in caught.value.line()
+
+
+def test_other_settings_are_forced_and_recorded(run: RunDir) -> None:
+    folder = save(run, 1)
+    now = {**STAMP, "settings": {"train.seed": 2, "train.learning_rate": 0.01}}
+    with pytest.raises(ResumeRefusedError) as caught:
+        newest_good(run, now, print)
+    assert "ARGS=--force" in caught.value.line()
+    assert newest_good(run, now, print, force=True) == folder
+    assert now["forced"] == ["train.seed 1 -> 2"]
+
+
+def test_whole_checkpoints_go_on_with_any_number_of_ranks(run: RunDir) -> None:
+    staged = staging_folder(run) / "checkpoint-1"
+    staged.mkdir()
+    folder = publish(run, staged, 1, {**STAMP, "strategy": "ddp", "world_size": 2})
+    for strategy, ranks in (("single", 1), ("ddp", 4)):
+        assert newest_good(run, {**STAMP, "strategy": strategy, "world_size": ranks}, print) == folder
+    with pytest.raises(ResumeRefusedError, match="strategy"):
+        newest_good(run, {**STAMP, "strategy": "fsdp"}, print)
+
+
+def test_stamps_of_version_1_are_read_and_newer_ones_refused(run: RunDir) -> None:
+    folder = save(run, 1)
+    flat = {"version": 1, "step": 1, "strategy": "fsdp", "world_size": 2, "config_hash": "h", "mode": "lora"}
+    manifest = {**flat, "files": json.loads((folder / "manifest.json").read_text())["files"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert newest_good(run, {**STAMP, "config_hash": "h"}, print) == folder
+    with pytest.raises(ResumeRefusedError, match="config_hash"):
+        newest_good(run, {**STAMP, "config_hash": "other"}, print)
+    save(run, 2)
+    newer = staging_folder(run) / "checkpoint-3"
+    newer.mkdir()
+    publish(run, newer, 3, {**STAMP, "version": 99, "sft_play": "9.0"})
+    with pytest.raises(ResumeRefusedError, match="made by a newer sft-play"):
+        newest_good(run, STAMP, print)
 
 
 def test_what_a_killed_save_left_is_dropped(run: RunDir) -> None:
