@@ -81,5 +81,5 @@ test-all: $(READY) ## The long matrices too
 bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
 	@.venv/bin/python -m benchmarks.overhead
 
-docs: $(READY) ## Regenerate docs/configuration.md, configs/schema.json, and what the presets say of their plans
-	@.venv/bin/python -m sft_play.config.reference && .venv/bin/python -m sft_play.cli.presets
+docs: $(READY) ## Regenerate docs/configuration.md, docs/errors.md, configs/schema.json, and what the presets say of their plans
+	@.venv/bin/python -m sft_play.config.reference && .venv/bin/python -m sft_play.config.errors_page && .venv/bin/python -m sft_play.cli.presets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import sft_play.errors as errors
+from sft_play.config import errors_page
 from sft_play.runtime.trainer import SftPlayTrainer
 from tests.tiny import ROOT
 
@@ -28,7 +29,7 @@ EXIT_CODES = {
 OVERRIDDEN = {
     "__init__", "get_train_dataloader", "training_step", "_get_grad_norm", "prediction_step", "evaluation_loop",
     "_save_checkpoint", "save_model", "_load_from_checkpoint", "_save_optimizer_and_scheduler",
-    "_load_optimizer_and_scheduler", "compute_loss", "_set_signature_columns_if_needed",
+    "_load_optimizer_and_scheduler", "compute_loss", "_set_signature_columns_if_needed", "_determine_best_metric",
 }  # fmt: skip
 
 
@@ -57,7 +58,14 @@ def test_every_error_class_tells_a_way_out() -> None:
     classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.SftPlayError)]
     for one in set(classes) - {errors.SftPlayError, errors.SeveralErrors}:
         assert one.hint, one
+        assert one.evidence, one
         assert one.__doc__, one
+
+
+def test_the_catalogue_of_errors_is_current() -> None:
+    """`python -m sft_play.config.errors_page` writes it."""
+    assert (ROOT / errors_page.PAGE).read_text(encoding="utf-8") == errors_page.render_page()
+    assert set(errors_page.MEANINGS) == set(errors_page.AGAIN) == set(errors.ExitCode)
 
 
 def test_an_error_is_one_line() -> None:
