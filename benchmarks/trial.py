@@ -37,8 +37,9 @@ from sft_play.plan.build import Plan, PlanInputs, plan_of  # noqa: E402
 from sft_play.record.run_dir import RunDir  # noqa: E402
 from sft_play.runtime.adapters import add_adapter  # noqa: E402
 from sft_play.runtime.applied import check_applied  # noqa: E402
+from sft_play.runtime.arguments import build_arguments  # noqa: E402
 from sft_play.runtime.model import DTYPES, keep_layout, quantization  # noqa: E402
-from sft_play.runtime.trainer import SftPlayTrainer, build_arguments  # noqa: E402
+from sft_play.runtime.trainer import SftPlayTrainer  # noqa: E402
 
 # Steps before the clock: the first makes the optimizer state, and kernels are compiled and chosen in it.
 WARM_UP_STEPS = 2

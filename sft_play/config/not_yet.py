@@ -46,17 +46,10 @@ def _other_than_tensorboard(value: Any) -> bool:
     return any(tracker != "tensorboard" for tracker in value)
 
 
-def _other_metric(value: Any) -> bool:
-    return value not in (None, "eval_loss")
-
-
 _WHOLE_KEYS = (
     "tuning.quantization.storage", 
     "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
-    "train.group_by_length", "train.eval_accumulation_steps",
-    "train.eval_do_concat_batches", "train.eval_time_budget", "train.predict_with_generate",
-    "train.generation_max_new_tokens", "train.generation_num_beams", "train.generation_do_sample",
-    "train.generation_temperature", "train.generation_top_p", "train.save_minutes",
+    "train.group_by_length", "train.save_minutes",
 )  # fmt: skip
 
 NOT_YET: tuple[NotYet, ...] = (
@@ -64,12 +57,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(key="model.kernels", values=("liger", "hub")),
     NotYet(key="tuning.backend", values=("unsloth",)),
     NotYet(key="train.loss", values=("full", "fused")),
-    NotYet(
-        key="train.metric_for_best_model",
-        when=_other_metric,
-        words="any metric but eval_loss",
-        instead="use eval_loss",
-    ),
     NotYet(key="run.report_to", when=_other_than_tensorboard, words="a tracker other than tensorboard"),
     *(NotYet(key=key) for key in _WHOLE_KEYS),
 )

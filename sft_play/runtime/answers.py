@@ -1,4 +1,4 @@
-"""Answers of a model to the prompts of prepared rows: generated in batches that do not depend on the number of ranks."""
+"""Answers of a model to the prompts of prepared rows, in batches that do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class GenerationOutOfMemory(Exception):
 
 
 def last_turn(labels: Sequence[int]) -> tuple[int, int] | None:
-    """Where the last learned turn begins and ends; None where nothing stands before it (a text), or nothing is learned."""
+    """Where the last learned turn begins and ends; None where nothing stands before it (a text), or there is none."""
     end = len(labels)
     while end and labels[end - 1] == IGNORED:
         end -= 1

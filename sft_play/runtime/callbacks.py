@@ -15,7 +15,9 @@ from sft_play.config.schema import Config
 from sft_play.errors import Interrupted, Preempted, SftPlayError
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_metrics
+from sft_play.runtime.beat import BeatCallback
 from sft_play.runtime.dist import Ranks, highest
+from sft_play.runtime.eval_budget import BudgetCallback
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
@@ -31,7 +33,9 @@ def build_callbacks(
     """
     early_stopping = config.train.early_stopping_patience is not None
     stop.ranks = ranks
-    watching: list[TrainerCallback] = [stop, ProgressCallback()]
+    watching: list[TrainerCallback] = [stop, ProgressCallback(), BudgetCallback(config.train.eval_time_budget)]
+    if ranks.world_size > 1:
+        watching.append(BeatCallback(run.launch, ranks.rank))
     if ranks.main:
         watching.append(MetricsCallback(run.metrics))
     if config.train.metric_for_best_model or config.train.load_best_model_at_end or early_stopping:
@@ -126,8 +130,9 @@ class SaveBestCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, Any], **_: Any
     ) -> None:
-        name = args.metric_for_best_model or "loss"
-        value = metrics[name if name.startswith("eval_") else f"eval_{name}"]
+        value = metrics.get(full_name(args.metric_for_best_model or "loss"))
+        if value is None:  # answers did not fit into the budget
+            return
         if state.global_step and (
             state.best_metric is None
             or (value > state.best_metric if args.greater_is_better else value < state.best_metric)
@@ -166,6 +171,11 @@ class StopCallback(TrainerCallback):
         """
         if self.reason:
             raise self.reason(f"stopped at step {step}" if step else "stopped before the first step")
+
+
+def full_name(metric: str) -> str:
+    """A metric's name as evaluations report it: `rougeL` is eval_rougeL."""
+    return metric if metric.startswith("eval_") else f"eval_{metric}"
 
 
 REASONS: tuple[type[SftPlayError] | None, ...] = (None, Interrupted, Preempted)

@@ -19,11 +19,10 @@ from trl.trainer.utils import add_fused_lm_head
 from sft_play.runtime.answers import Engine, Generation, Prompt, autocast, prompts_of
 from sft_play.runtime.collate import IGNORED
 from sft_play.runtime.dist import Ranks, from_main
+from sft_play.runtime.job import SOURCE
 from sft_play.runtime.scores import answer_metrics, score_answers
 from sft_play.runtime.tally import Tally, token_figures
 
-SOURCE = "source"
-"""Column of a row's source, by number."""
 FUSED = ("log_probs", "is_top1")
 
 

@@ -20,6 +20,8 @@ from sft_play.runtime.collate import LENGTHS
 from sft_play.runtime.stream import StreamPlace, stream_dataset
 
 COLUMNS = ("input_ids", "labels", LENGTHS)
+SOURCE = "source"
+"""Column of held-out rows: the number of the source that a row came from."""
 # Rows that a calibration chooses from.
 LONGEST_ROWS = 64
 # Rows of a stream that are looked at before it is trained on.
@@ -45,7 +47,9 @@ class Job:
     told: dict[str, Any]
 
     def dataset(self, split: str) -> Any:
-        """Prepared rows (input_ids, labels; lengths of packs), memory-mapped; None where the split does not exist.
+        """Prepared rows, memory-mapped; None where the split does not exist.
+
+        Columns are input_ids and labels; lengths of packs; the source of held-out rows.
 
         Streamed training rows are a `datasets.IterableDataset` of the same columns.
 
@@ -57,7 +61,8 @@ class Job:
         if split not in self.splits:
             return None
         rows = Dataset.from_file(str(self.splits[split]))
-        rows = rows.select_columns([name for name in COLUMNS if name in rows.column_names])
+        wanted = COLUMNS if split == "train" else (*COLUMNS, SOURCE)
+        rows = rows.select_columns([name for name in wanted if name in rows.column_names])
         if split == "train" and (LENGTHS in rows.column_names) != self.config.data.packing:
             raise AppliedDiffersError(f"data.packing is {self.config.data.packing} and the rows are prepared otherwise")
         if self.longest_first:

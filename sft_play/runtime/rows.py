@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset, concatenate_datasets
 from torch.utils.data import DataLoader
 
 from sft_play.plan.build import Plan
 from sft_play.runtime.collate import IGNORED, LENGTHS
+from sft_play.runtime.job import SOURCE
 
 
-def silent_row(rows: Dataset) -> dict[str, list[int]]:
+def silent_row(rows: Dataset) -> dict[str, Any]:
     """Two tokens of the first row, nothing of them learned; for packs one document."""
     token = rows[0]["input_ids"][0]
-    row = {"input_ids": [token, token], "labels": [IGNORED, IGNORED]}
-    return {**row, LENGTHS: [2]} if LENGTHS in rows.column_names else row
+    row: dict[str, Any] = {"input_ids": [token, token], "labels": [IGNORED, IGNORED]}
+    extra = {LENGTHS: [2], SOURCE: 0}
+    return row | {name: value for name, value in extra.items() if name in rows.column_names}
 
 
 def filled(rows: Dataset, batch_rows: int, plan: Plan) -> Dataset:
@@ -53,10 +56,23 @@ class SilentWhereEmpty:
     """A collator that puts the silent row into an empty batch."""
 
     collate: Any
-    row: dict[str, list[int]]
+    row: dict[str, Any]
 
     def __call__(self, examples: list[Any]) -> Any:
         return self.collate(examples or [self.row])
+
+
+@dataclass(frozen=True)
+class KeepSources:
+    """A collator that hands on the number of each evaluation row's source, which no model takes."""
+
+    collate: Any
+
+    def __call__(self, examples: list[Any]) -> Any:
+        if SOURCE not in examples[0]:
+            return self.collate(examples)
+        bare = [{name: value for name, value in row.items() if name != SOURCE} for row in examples]
+        return {**self.collate(bare), SOURCE: torch.tensor([row[SOURCE] for row in examples])}
 
 
 def repeat_no_row(loader: DataLoader[Any]) -> DataLoader[Any]:

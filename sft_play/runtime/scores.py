@@ -76,3 +76,9 @@ def answer_metrics(scored: Sequence[Mapping[str, Any]], names: Sequence[str], pr
 def _means(scored: Sequence[Mapping[str, Any]], prefix: str, suffix: str) -> dict[str, float]:
     means = {f"{prefix}_{name}{suffix}": sum(one[name] for one in scored) / len(scored) for name in MEANS}
     return {**means, f"{prefix}_generated_rows{suffix}": float(len(scored))}
+
+
+def is_answer_metric(name: str) -> bool:
+    """Whether a metric, with or without `eval_` and a source, exists only where answers are generated."""
+    bare = name.removeprefix("eval_").partition("/")[0]
+    return bare in MEANS or bare == "generated_rows"

@@ -1,43 +1,39 @@
-"""The trainer: trl's SFTTrainer with the few methods overridden that docs/architecture.md lists.
-
-HF's argument classes are built here and nowhere else.
-"""
+"""The trainer: trl's SFTTrainer with the few methods overridden that docs/architecture.md lists."""
 
 from __future__ import annotations
 
 import math
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.parallelism_config import ParallelismConfig
 from peft import PeftModel
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from sft_play.config.schema import Config, TuningMode
+from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import LossNotFiniteError
-from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
+from sft_play.runtime.arguments import sharded_precision
+from sft_play.runtime.callbacks import full_name
 from sft_play.runtime.collate import LENGTHS, REAL_TOKENS, PackCollator
-from sft_play.runtime.dist import timeout_seconds
+from sft_play.runtime.dist import Ranks
+from sft_play.runtime.evaluate import row_sums
+from sft_play.runtime.evaluation import TrainingEvaluation, timed_losses
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
-from sft_play.runtime.job import Job
-from sft_play.runtime.model import DTYPES
-from sft_play.runtime.rows import SilentWhereEmpty, filled, repeat_no_row, silent_row
+from sft_play.runtime.job import SOURCE, Job
+from sft_play.runtime.rows import KeepSources, SilentWhereEmpty, filled, repeat_no_row, silent_row
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
+from sft_play.runtime.tally import Tally
 
 # A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
 NEVER_READ = ("training_args.bin", "zero_to_fp32.py")
 # Strategies whose optimizer state lies in shards that each rank writes by itself.
 KEEPS_SHARDS = ("fsdp", "hsdp", "tp")
-# Batches that a streamed run tokenises ahead.
-AHEAD = 16
-SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
 
 
 class SftPlayTrainer(SFTTrainer):
@@ -52,7 +48,7 @@ class SftPlayTrainer(SFTTrainer):
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
         self.keeps_shards = False
-        self._evaluated = torch.zeros(2, dtype=torch.float64)
+        self.evaluation: TrainingEvaluation  # given once the trainer is built
         if isinstance(self.model, PeftModel):
             train_in_fp32(self.model)
 
@@ -61,8 +57,7 @@ class SftPlayTrainer(SFTTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if LENGTHS not in self._signature_columns:
-            self._signature_columns.append(LENGTHS)
+        self._signature_columns += [one for one in (LENGTHS, SOURCE) if one not in self._signature_columns]
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """trl's loss; of packs it would count the positions of one row as the tokens of all."""
@@ -91,26 +86,31 @@ class SftPlayTrainer(SFTTrainer):
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[torch.Tensor, None, None]:
-        """One evaluation batch: its summed loss and its learned tokens are kept, logits never."""
+        """One evaluation batch: the sums of its rows are kept, logits never."""
         inputs = self._prepare_inputs(inputs)
-        tokens = inputs["labels"][:, 1:].ne(-100).sum()
         with torch.no_grad(), self.compute_loss_context_manager():
-            # Divided by one item the loss is the sum over tokens; it is scaled up by the ranks that see other rows.
-            total = self.compute_loss(model, inputs, num_items_in_batch=torch.ones_like(tokens))
-        total = total.double() / (self.accelerator.num_processes // self.get_tp_size())
-        self._evaluated += torch.stack([total.cpu(), tokens.double().cpu()])
-        return (total / tokens.clamp(min=1)).float(), None, None
+            rows, sources = row_sums(model, inputs)
+        self.evaluation.tally.add(rows, sources)
+        total, tokens, _ = rows.sum(0)
+        return (total / tokens.clamp(min=1)).float().to(self.args.device), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """The upstream loop with the loss averaged over tokens, not batches; random state is left as it was."""
-        self._evaluated.zero_()
+        """The upstream loop with losses averaged over tokens, and answers; random state is left as it was."""
+        evaluation, started = self.evaluation, time.monotonic()
+        evaluation.tally = Tally()
         # Iterating a loader draws a random number; a run that evaluates must train like one that does not.
         gpus = [torch.cuda.current_device()] if self.args.device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        total, tokens = self.accelerator.reduce(self._evaluated.to(self.args.device)).tolist()
-        output.metrics[f"{metric_key_prefix}_loss"] = total / max(tokens, 1.0)
+            output.metrics.update(evaluation.losses(metric_key_prefix))
+            timed_losses(evaluation.budget, started)
+            output.metrics.update(evaluation.answered(metric_key_prefix))
         return output
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Upstream's, where this evaluation has the metric: answers may not have fitted into the budget."""
+        name = full_name(self.args.metric_for_best_model or "eval_loss")
+        return name in metrics and bool(super()._determine_best_metric(metrics, trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
@@ -165,7 +165,7 @@ class SftPlayTrainer(SFTTrainer):
 
 
 def build_trainer(
-    job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback]
+    job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback], ranks: Ranks
 ) -> SftPlayTrainer:
     """The trainer for the job's prepared rows or packs."""
     held_out, rows = job.dataset("validation"), job.dataset("train")
@@ -181,7 +181,9 @@ def build_trainer(
     )
     flat = job.plan.attention.startswith("flash")
     collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
-    trainer.data_collator = SilentWhereEmpty(collator, silent_row(job.first_rows(rows)))
+    trainer.data_collator = SilentWhereEmpty(KeepSources(collator), silent_row(job.first_rows(rows)))
+    text_tokenizer = load_text_tokenizer(job.model_path, job.config.model.chat_template)
+    trainer.evaluation = TrainingEvaluation(trainer, job, held_out, text_tokenizer, ranks)
     # Where accelerate has left FSDP out, there is no plugin; the check at start says so.
     if plugin := getattr(trainer.accelerator.state, "fsdp_plugin", None):
         plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
@@ -191,111 +193,3 @@ def build_trainer(
     # The callbacks of ours print and record; the Trainer's own printer would repeat every line.
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def sharded_precision(config: Config, plan: Plan) -> MixedPrecisionPolicy:
-    """What FSDP2 gathers and reduces in: fp32 weights are gathered in the autocast type, adapters as they are.
-
-    accelerate's own policy also casts activations between layers and reduces in 16 bits, which is another curve.
-    """
-    gathered = DTYPES[plan.autocast] if config.tuning.mode is TuningMode.FULL and plan.dtype == "fp32" else None
-    return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-
-def best_metric(config: Config) -> str | None:
-    """The metric that picks the best checkpoint; the evaluation loss where one is needed and none is named."""
-    train = config.train
-    needed = train.load_best_model_at_end or train.early_stopping_patience is not None
-    return train.metric_for_best_model or ("eval_loss" if needed else None)
-
-
-def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: bool) -> SFTConfig:
-    """trl's arguments from config and plan. Everything that the stack would decide by itself is set."""
-    train = config.train
-    evaluation = train.eval_strategy
-    # Adapters under ZeRO are computed under the engine's own autocast; the Trainer's would make them 16-bit.
-    trainer_casts = not (plan.strategy.startswith("zero") and config.tuning.mode is not TuningMode.FULL)
-    if evaluation == "auto":
-        evaluation = "epoch" if has_validation else "no"
-    return SFTConfig(
-        output_dir=str(run.path),
-        per_device_train_batch_size=plan.micro_batch,
-        gradient_accumulation_steps=plan.grad_accum,
-        per_device_eval_batch_size=plan.micro_batch if train.eval_batch_size == "auto" else train.eval_batch_size,
-        learning_rate=plan.learning_rate,
-        num_train_epochs=train.epochs,
-        max_steps=train.max_steps or -1,
-        bf16=trainer_casts and plan.autocast == "bf16",
-        fp16=trainer_casts and plan.autocast == "fp16",
-        tf32=None if train.tf32 == "auto" else train.tf32,
-        use_cpu=plan.device == "cpu",
-        optim=plan.optimizer,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        lr_scheduler_type=train.scheduler,
-        lr_scheduler_kwargs=SCHEDULER_SETTINGS.get(train.scheduler),
-        warmup_steps=train.warmup,
-        weight_decay=train.weight_decay,
-        max_grad_norm=train.max_grad_norm,
-        neftune_noise_alpha=train.neftune_noise_alpha,
-        gradient_checkpointing=plan.gradient_checkpointing,
-        dataloader_num_workers=1 if config.data.streaming else train.dataloader_num_workers,
-        dataloader_pin_memory=plan.pin_memory,
-        dataloader_persistent_workers=train.dataloader_persistent_workers,
-        dataloader_prefetch_factor=train.dataloader_prefetch_factor or (AHEAD if config.data.streaming else None),
-        ignore_data_skip=config.data.streaming,  # the stream itself begins where the run goes on
-        dataloader_drop_last=train.dataloader_drop_last,
-        eval_strategy=evaluation,
-        eval_steps=train.eval_steps,
-        eval_on_start=train.eval_on_start and has_validation,
-        eval_accumulation_steps=train.eval_accumulation_steps,
-        eval_do_concat_batches=train.eval_do_concat_batches,
-        prediction_loss_only=True,
-        metric_for_best_model=best_metric(config),
-        greater_is_better=train.greater_is_better,
-        save_strategy=train.save_strategy,
-        save_steps=train.save_steps,
-        save_total_limit=None,  # rotation is ours
-        logging_steps=train.logging_steps,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,  # it would log a NaN loss as 0.0
-        restore_callback_states_from_checkpoint=True,
-        average_tokens_across_devices=True,
-        seed=train.seed,
-        full_determinism=train.deterministic,
-        report_to="none",  # the trackers are callbacks of ours
-        disable_tqdm=True,
-        max_length=None,  # rows come cut to length
-        dataset_kwargs={"skip_prepare_dataset": True},
-        ddp_timeout=timeout_seconds(config),
-        ddp_find_unused_parameters=train.ddp_find_unused_parameters,
-        ddp_bucket_cap_mb=train.ddp_bucket_cap_mb,
-        ddp_broadcast_buffers=train.ddp_broadcast_buffers,
-        ddp_static_graph=train.ddp_static_graph,
-        **engine_arguments(config, plan, run),
-    )
-
-
-def engine_arguments(config: Config, plan: Plan, run: RunDir) -> dict[str, Any]:
-    """What makes the Trainer shard: FSDP2 (also over a mesh of copies), DeepSpeed, or nothing."""
-    if plan.strategy.startswith("zero"):
-        return {"deepspeed": str(run.deepspeed_json)}
-    if plan.strategy == "tp":
-        return {"save_only_model": True}  # the optimizer's shards are saved by the trainer's own method
-    if plan.strategy not in ("fsdp", "hsdp"):
-        return {}
-    fsdp = {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": True,
-        "cpu_offload": plan.offload == "params",
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
-    if plan.sharding_factor is None:
-        return {"fsdp": True, "fsdp_config": fsdp}
-    mesh = ParallelismConfig(
-        dp_replicate_size=plan.world_size // plan.sharding_factor, dp_shard_size=plan.sharding_factor
-    )
-    return {"fsdp": True, "fsdp_config": fsdp, "parallelism_config": mesh}

@@ -30,6 +30,7 @@ from sft_play.record.checkpoints import step_of
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
+from sft_play.runtime.arguments import build_arguments
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
 from sft_play.runtime.gather import scatter_weights
@@ -39,7 +40,7 @@ from sft_play.runtime.output import LastingStream
 from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
 from sft_play.runtime.symptoms import as_user_error
-from sft_play.runtime.trainer import SftPlayTrainer, build_arguments, build_trainer
+from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
 
 PR_SET_PDEATHSIG = 1
 
@@ -59,12 +60,14 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )
     callbacks = build_callbacks(config, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
-    trainer = build_trainer(job, arguments, model, tokenizer, callbacks)
+    trainer = build_trainer(job, arguments, model, tokenizer, callbacks, ranks)
     counts = check_applied(trainer, config, plan)
     applied = AppliedCallback(trainer, config, plan)
     trainer.add_callback(applied)
     if config.data.packing:
         trainer.add_callback(PackingCallback(trainer, job))
+    if trainer.evaluation.missing or trainer.evaluation.refused:
+        print(f"note: {'; '.join(filter(None, (trainer.evaluation.missing, trainer.evaluation.refused)))}")
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):
@@ -73,6 +76,8 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
             stop.raise_if_asked(trainer.state.global_step)
     best_step = load_best(trainer, job) if config.train.load_best_model_at_end else None
     evaluations = evaluate_at_end(trainer)
+    if speed := trainer.evaluation.speed():
+        print(speed)
     result = save_result(trainer, job, tokenizer)
     progress = next(callback for callback in callbacks if isinstance(callback, ProgressCallback))
     return {
@@ -89,6 +94,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         **counts,
         "applied": applied.counts,
         **evaluations,
+        "evaluation": {**trainer.evaluation.summary(), "metrics": final_metrics(trainer)},
     }
 
 
@@ -105,6 +111,7 @@ def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
     if state.global_step < state.max_steps and not stopped_early:
         return False
     trainer.state = state
+    trainer._load_callback_state()
     scatter_weights(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
     print(f"training ended at step {state.global_step}; finishing from its checkpoint")
     return True
@@ -139,6 +146,13 @@ def evaluate_at_end(trainer: SftPlayTrainer) -> dict[str, float]:
     after = at_end[-1] if at_end and trainer.loaded_step is None else trainer.evaluate()["eval_loss"]
     before = [entry["eval_loss"] for entry in history if entry["step"] == 0]
     return {"eval_loss": after, **({"eval_loss_before": before[0]} if before else {})}
+
+
+def final_metrics(trainer: SftPlayTrainer) -> dict[str, float]:
+    """Every figure of the last evaluation."""
+    measured = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    last = measured[-1] if measured else {}
+    return {name: value for name, value in last.items() if name.startswith("eval_")}
 
 
 def train_loss(trainer: SftPlayTrainer) -> float:

@@ -96,7 +96,7 @@ def test_deepspeed_and_accelerate_read_every_template(path: Path) -> None:
 def test_what_accelerate_tells_the_worker_is_what_the_worker_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, offload: str, nodes: int
 ) -> None:
-    from sft_play.runtime.trainer import engine_arguments
+    from sft_play.runtime.arguments import engine_arguments
 
     plan, arguments, run = written(tmp_path, strategy, offload, nodes)
     told = launch_environment(arguments, monkeypatch)

@@ -1,0 +1,128 @@
+"""trl's arguments from config and plan; HF's argument classes are built here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.parallelism_config import ParallelismConfig
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from trl import SFTConfig
+
+from sft_play.config.schema import Config, TuningMode
+from sft_play.plan.build import Plan
+from sft_play.record.run_dir import RunDir
+from sft_play.runtime.dist import timeout_seconds
+from sft_play.runtime.model import DTYPES
+
+# Batches that a streamed run tokenises ahead.
+AHEAD = 16
+SCHEDULER_SETTINGS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}}
+
+
+def sharded_precision(config: Config, plan: Plan) -> MixedPrecisionPolicy:
+    """What FSDP2 gathers and reduces in: fp32 weights are gathered in the autocast type, adapters as they are.
+
+    accelerate's own policy also casts activations between layers and reduces in 16 bits, which is another curve.
+    """
+    gathered = DTYPES[plan.autocast] if config.tuning.mode is TuningMode.FULL and plan.dtype == "fp32" else None
+    return MixedPrecisionPolicy(param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def best_metric(config: Config) -> str | None:
+    """The metric that picks the best checkpoint; the evaluation loss where one is needed and none is named."""
+    train = config.train
+    needed = train.load_best_model_at_end or train.early_stopping_patience is not None
+    return train.metric_for_best_model or ("eval_loss" if needed else None)
+
+
+def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: bool) -> SFTConfig:
+    """trl's arguments from config and plan. Everything that the stack would decide by itself is set."""
+    train = config.train
+    evaluation = train.eval_strategy
+    # Adapters under ZeRO are computed under the engine's own autocast; the Trainer's would make them 16-bit.
+    trainer_casts = not (plan.strategy.startswith("zero") and config.tuning.mode is not TuningMode.FULL)
+    if evaluation == "auto":
+        evaluation = "epoch" if has_validation else "no"
+    return SFTConfig(
+        output_dir=str(run.path),
+        per_device_train_batch_size=plan.micro_batch,
+        gradient_accumulation_steps=plan.grad_accum,
+        per_device_eval_batch_size=plan.eval_batch,
+        learning_rate=plan.learning_rate,
+        num_train_epochs=train.epochs,
+        max_steps=train.max_steps or -1,
+        bf16=trainer_casts and plan.autocast == "bf16",
+        fp16=trainer_casts and plan.autocast == "fp16",
+        tf32=None if train.tf32 == "auto" else train.tf32,
+        use_cpu=plan.device == "cpu",
+        optim=plan.optimizer,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_epsilon=train.adam_epsilon,
+        lr_scheduler_type=train.scheduler,
+        lr_scheduler_kwargs=SCHEDULER_SETTINGS.get(train.scheduler),
+        warmup_steps=train.warmup,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        neftune_noise_alpha=train.neftune_noise_alpha,
+        gradient_checkpointing=plan.gradient_checkpointing,
+        dataloader_num_workers=1 if config.data.streaming else train.dataloader_num_workers,
+        dataloader_pin_memory=plan.pin_memory,
+        dataloader_persistent_workers=train.dataloader_persistent_workers,
+        dataloader_prefetch_factor=train.dataloader_prefetch_factor or (AHEAD if config.data.streaming else None),
+        ignore_data_skip=config.data.streaming,  # the stream itself begins where the run goes on
+        dataloader_drop_last=train.dataloader_drop_last,
+        eval_strategy=evaluation,
+        eval_steps=train.eval_steps,
+        eval_on_start=train.eval_on_start and has_validation,
+        eval_accumulation_steps=train.eval_accumulation_steps,
+        eval_do_concat_batches=train.eval_do_concat_batches,
+        prediction_loss_only=True,
+        metric_for_best_model=best_metric(config),
+        greater_is_better=train.greater_is_better,
+        save_strategy=train.save_strategy,
+        save_steps=train.save_steps,
+        save_total_limit=None,  # rotation is ours
+        logging_steps=train.logging_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,  # it would log a NaN loss as 0.0
+        restore_callback_states_from_checkpoint=True,
+        average_tokens_across_devices=True,
+        seed=train.seed,
+        full_determinism=train.deterministic,
+        report_to="none",  # the trackers are callbacks of ours
+        disable_tqdm=True,
+        max_length=None,  # rows come cut to length
+        dataset_kwargs={"skip_prepare_dataset": True},
+        ddp_timeout=timeout_seconds(config),
+        ddp_find_unused_parameters=train.ddp_find_unused_parameters,
+        ddp_bucket_cap_mb=train.ddp_bucket_cap_mb,
+        ddp_broadcast_buffers=train.ddp_broadcast_buffers,
+        ddp_static_graph=train.ddp_static_graph,
+        **engine_arguments(config, plan, run),
+    )
+
+
+def engine_arguments(config: Config, plan: Plan, run: RunDir) -> dict[str, Any]:
+    """What makes the Trainer shard: FSDP2 (also over a mesh of copies), DeepSpeed, or nothing."""
+    if plan.strategy.startswith("zero"):
+        return {"deepspeed": str(run.deepspeed_json)}
+    if plan.strategy == "tp":
+        return {"save_only_model": True}  # the optimizer's shards are saved by the trainer's own method
+    if plan.strategy not in ("fsdp", "hsdp"):
+        return {}
+    fsdp = {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "cpu_offload": plan.offload == "params",
+        "cpu_ram_efficient_loading": False,
+        "state_dict_type": "FULL_STATE_DICT",
+    }
+    if plan.sharding_factor is None:
+        return {"fsdp": True, "fsdp_config": fsdp}
+    mesh = ParallelismConfig(
+        dp_replicate_size=plan.world_size // plan.sharding_factor, dp_shard_size=plan.sharding_factor
+    )
+    return {"fsdp": True, "fsdp_config": fsdp, "parallelism_config": mesh}
