@@ -17,6 +17,7 @@ from sft_play.errors import ExitCode
 from sft_play.launch.processes import adopt_orphans, descendants, end_all, ranks_below, send
 from sft_play.launch.spec import LaunchSpec
 from sft_play.launch.tied import tied
+from sft_play.launch.watch import Watch, clear_beats
 from sft_play.record.run_dir import RunDir, write_atomic
 from sft_play.record.run_record import clear_exits, read_exits
 
@@ -39,6 +40,7 @@ def execute(
     attempt = len(list(run.attempts.glob("*.json"))) + 1
     write_atomic(run.attempts / f"{attempt:03d}.json", spec.files[run.run_json])
     clear_exits(run.launch)
+    clear_beats(run.launch)
     # A session of its own: a Ctrl-C reaches each worker once, through us, and nothing below us outlives the run.
     # Workers start with both signals blocked and take them once they can answer; a launcher never does.
     adopt_orphans()
@@ -57,12 +59,18 @@ def execute(
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     assert worker.stdout is not None
+    watch = Watch(run.launch, worker.pid, spec.timeout_seconds)
     try:
+        if not spec.alone:
+            watch.start()
         with log, _forwarding(worker) as asked:
             _copy(worker.stdout, log)
             returned = worker.wait()
     finally:
+        watch.stop()
         end_all(os.getpid(), keep=before)
+    if watch.verdict:
+        return int(ExitCode.RANK_FAILED), watch.verdict
     if asked.interrupts > 1 and returned == -signal.SIGKILL:
         return int(ExitCode.INTERRUPTED), ["ended at once -> the last checkpoint is whole; the same command goes on"]
     return _outcome(run, returned)

@@ -27,12 +27,14 @@ class LaunchSpec:
 
     Attributes:
         alone: the process is the worker itself; a launcher of several says on its stderr what only the log needs.
+        timeout_seconds: how long several ranks may stand still.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     files: Mapping[Path, str]
     alone: bool = True
+    timeout_seconds: int = 1800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,4 +134,5 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs, *
             **engine_files(config, plan, run, meeting),
         },
         alone=not needs_launcher(plan),
+        timeout_seconds=config.train.ddp_timeout or config.dist.timeout_seconds,
     )

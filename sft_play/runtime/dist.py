@@ -48,6 +48,9 @@ def read_ranks() -> Ranks:
 _VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 
+PARENT_FIRST_SECONDS = 30
+
+
 @contextlib.contextmanager
 def process_group(job: Job) -> Iterator[Ranks]:
     """Join the group of the run and leave it at the end, all ranks together.
@@ -63,7 +66,9 @@ def process_group(job: Job) -> Iterator[Ranks]:
     if ranks.world_size == 1 and not plan.strategy.startswith("zero"):
         yield ranks
         return
-    timeout = timedelta(seconds=timeout_seconds(job.config))
+    # The parent looks after the ranks and can say which one is silent; the group's own patience ends after its.
+    margin = PARENT_FIRST_SECONDS if "SFT_PLAY_PARENT" in os.environ else 0
+    timeout = timedelta(seconds=timeout_seconds(job.config) + margin)
     torch.distributed.init_process_group(
         plan.backend,
         timeout=timeout,
