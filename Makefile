@@ -16,7 +16,7 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb slurm infer test test-all bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb slurm eval infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -68,6 +68,9 @@ train-deepspeed-tb: $(READY) ## train-deepspeed with TensorBoard on http://local
 
 slurm: $(READY) ## Write an sbatch script that trains on several machines (CONFIG=, NUM_NODES=4)
 	@$(SFT_PLAY) slurm
+
+eval: $(READY) ## Loss, accuracy, answers of a result: RUN= SPLIT=test, or MODEL= ADAPTER= DATA=, or TASKS=; ARGS="--compare --generate"
+	@$(SFT_PLAY) eval
 
 infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
 	@$(SFT_PLAY) infer

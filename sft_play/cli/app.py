@@ -32,6 +32,7 @@ COMMANDS = {
     "data-check": "data_check",
     "demo": "demo",
     "doctor": "doctor",
+    "eval": "evaluate",
     "gpu-info": "gpu_info",
     "infer": "infer",
     "memory-check": "memory_check",

@@ -22,6 +22,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "train-deepspeed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "data-check": ("CONFIG", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
+    "eval": ("RUN", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
     "demo": ("ARGS", "PYTHON"),
     "gpu-info": ("ARGS", "PYTHON"),

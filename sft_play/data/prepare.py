@@ -98,6 +98,16 @@ def _prepare_stream(
     return Prepared(splits=held.splits if held else {}, facts=whole, hit=False, rejects=held.rejects if held else None)
 
 
+def prepare_held_out(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
+    """Tokenise the held-out rows of a config and leave its training rows alone.
+
+    Raises:
+        DataError, ModelError, EnvironmentProblem: as `prepare`.
+    """
+    sources = {name: found for name, found in _sources(config).items() if name != "train"}
+    return _prepare(config, sources, tokenizer_dir, cache_dir, say)
+
+
 def open_stream(config: Config, tokenizer_dir: Path) -> Stream:
     """The training rows of a config under `data.streaming`.
 

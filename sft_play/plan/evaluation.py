@@ -199,15 +199,12 @@ def _in_time(inputs: EvaluationInputs, settings: Settings) -> tuple[Mode, str]:
     if seconds is None or between is None:
         return "sample", f"{some}; this device's speed is not known"
     if inputs.config.train.eval_on_start:
-        return (
-            "sample",
-            f"answers to as many of {_count(rows)} as are made {within}; before the first step there is none",
-        )
+        return "sample", f"{some}; before the first step there is none"
     took = f"all take about {_seconds(seconds)}, and {share:.0%} of the training between two evaluations is"
     if seconds <= share * between:
         return "generate", f"answers to {_count(rows)}: {took} {_seconds(share * between)}"
-    some = max(1, math.floor(rows * share * between / seconds))
-    return "sample", f"answers to about {some:,} of {_count(rows)}: {took} {_seconds(share * between)}"
+    made = max(1, math.floor(rows * share * between / seconds))
+    return "sample", f"answers to about {made:,} of {_count(rows)}: {took} {_seconds(share * between)}"
 
 
 def training_seconds_between(inputs: EvaluationInputs) -> float | None:
