@@ -55,7 +55,7 @@ def check_disk(scope: Scope) -> Iterator[Finding]:
 def check_access(folder: Path) -> Finding:
     """Write, rename and lock there, as a run does; a folder that is still missing is not made."""
     there = existing_part(folder)
-    where = str(folder) if folder.exists() else f"{folder} (to be made in {there})"
+    where = str(folder) if there == Path(folder).absolute() else f"{folder} (to be made in {there})"
     if not there.is_dir():
         return fail("write access", f"{there} is a file, not a folder", MOVE)
     try:

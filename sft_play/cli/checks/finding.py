@@ -98,8 +98,8 @@ def without_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
 
 
 def existing_part(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
+    """The path itself, or the nearest folder above it that is there and may be looked at."""
     path = Path(os.path.abspath(path))  # noqa: PTH100  (links stay as the user wrote them)
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110  (pathlib's raises where it may not look)
         path = path.parent
     return path
