@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from sft_play.cli.doctor import main as doctor
 from sft_play.cli.gpu_info import main as gpu_info
 from sft_play.cli.memory_check import main as memory_check
 from sft_play.facts.gpu_state import probe_gpu_state
@@ -57,3 +58,13 @@ def test_gpu_info_and_memory_check_answer(capsys: pytest.CaptureFixture[str]) ->
     assert "Number of GPUs: " in capsys.readouterr().out
     assert memory_check([], {key: value for key, value in os.environ.items() if key != "CONFIG"}) == 0
     assert "verdict: " in capsys.readouterr().out
+
+
+def test_the_doctor_tries_every_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Packages, ports and the hub of the machine are not this test's business: only what GPUs answer."""
+    doctor(["--json"], {key: value for key, value in os.environ.items() if key != "CONFIG"})
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    for name in ("driver", "links", "torch", "bf16", "4-bit", "all-reduce"):
+        assert found[name]["state"] == "ok", found[name]
+    assert "under nccl" in found["all-reduce"]["found"]
+    assert "TFLOP/s" in found["bf16"]["found"]
