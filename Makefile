@@ -16,7 +16,7 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb slurm eval infer test test-all bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -65,6 +65,9 @@ train-distributed-tb: $(READY) ## train-distributed with TensorBoard on http://l
 
 train-deepspeed-tb: $(READY) ## train-deepspeed with TensorBoard on http://localhost:6006 while it lives
 	@$(SFT_PLAY) train-deepspeed-tb
+
+verify-resume: $(READY) ## Prove that a stopped run of this config goes on to the bit on this machine (CONFIG=, ARGS=--distributed)
+	@$(SFT_PLAY) verify-resume
 
 slurm: $(READY) ## Write an sbatch script that trains on several machines (CONFIG=, NUM_NODES=4)
 	@$(SFT_PLAY) slurm

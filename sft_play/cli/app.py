@@ -44,6 +44,7 @@ COMMANDS = {
     "train-deepspeed-tb": "train_deepspeed_tb",
     "train-distributed": "train_distributed",
     "train-distributed-tb": "train_distributed_tb",
+    "verify-resume": "verify_resume",
 }
 
 

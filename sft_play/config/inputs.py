@@ -21,6 +21,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "train-distributed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "train-deepspeed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "data-check": ("CONFIG", "ARGS", "PYTHON"),
+    "verify-resume": ("CONFIG", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "eval": ("RUN", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),

@@ -45,6 +45,8 @@ def write_weights(model: Any, weights: dict[str, torch.Tensor], folder: Path) ->
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         settings = copy.deepcopy(model.peft_config["default"])
         settings.inference_mode = True
+        if isinstance(settings.target_modules, set):  # equal runs write equal files
+            settings.target_modules = sorted(settings.target_modules)
         settings.save_pretrained(str(folder))
         return
     if getattr(model.config, "distributed_config", None) is not None:
