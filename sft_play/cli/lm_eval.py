@@ -10,7 +10,7 @@ from typing import Any
 
 from sft_play.errors import EnvironmentProblem, UsageError
 
-INSTALL = ".venv/bin/pip install -c constraints.txt lm-eval"
+INSTALL = ".venv/bin/pip install -c constraints.txt -c constraints-eval.txt lm-eval"
 
 
 def require_package() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from written import ErrorLines, ResolveText
 
-from sft_play.config import data_rules, dist_rules, rules
+from sft_play.config import data_rules, dist_rules, eval_rules, rules
 from sft_play.config.rules import RULES
 
 _NO_ROWS = "model: {name: m}\ndata: {train: a.jsonl}\n"
@@ -50,6 +50,9 @@ REFUSED = [
     ("best_model", "train: {load_best_model_at_end: true}", "train.load_best_model_at_end: true needs evaluation"),
     ("best_model", "train: {metric_for_best_model: eval_loss}", "metric_for_best_model: eval_loss needs evaluation"),
     ("best_model", "train: {greater_is_better: true}", "train.greater_is_better has no effect"),
+    ("known_metric", "train: {metric_for_best_model: bleu}", "no evaluation gives 'bleu'"),
+    ("known_metric", "train: {metric_for_best_model: eval_rougel}", "did you mean rougeL?"),
+    ("known_metric", "train: {metric_for_best_model: rougeL}", "metric_for_best_model: rougeL needs generated answers"),
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs a metric"),
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs evaluation"),
     ("early_stopping", "train: {early_stopping_threshold: 0.1}", "train.early_stopping_threshold has no effect"),
@@ -149,7 +152,7 @@ def test_every_rule_is_tried_here() -> None:
         "split_used",
     }
     assert {rule.__name__ for rule in RULES} == tried
-    assert all(any(hasattr(module, name) for module in (rules, data_rules, dist_rules)) for name in tried)
+    assert all(any(hasattr(module, name) for module in (rules, data_rules, dist_rules, eval_rules)) for name in tried)
 
 
 @pytest.mark.parametrize(
