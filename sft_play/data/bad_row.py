@@ -24,11 +24,11 @@ class BadRow:
     reason: str
     beginning: str
 
-    def error(self) -> DataError:
+    def error(self, fix: str = "") -> DataError:
         """The row as the line a user reads."""
         field = f"{self.field}: " if self.field else ""
         begins = f" (row begins {self.beginning!r})" if self.beginning else ""
-        return DataError(f"{field}{self.reason}{begins}", where=f"{self.shown}:{self.line}")
+        return DataError(f"{field}{self.reason}{begins}", where=f"{self.shown}:{self.line}", fix=fix)
 
 
 class RowProblem(Exception):

@@ -112,7 +112,7 @@ def read_rows(file: DataFile, columns: Mapping[str, str], unused: set[str]) -> I
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse a mapping of fields that no format has.
+    """Refuse a mapping of fields that no format has, or of two fields to one column.
 
     Raises:
         DataError: with the fields there are.
@@ -122,6 +122,11 @@ def check_columns(columns: Mapping[str, str]) -> None:
         if field not in known:
             fix = f"map one of {', '.join(known)}, as in columns: {{prompt: question}}"
             raise DataError(f"no format has a field {field!r}", where="data.columns", fix=fix)
+    twice = next((one for one in columns.values() if list(columns.values()).count(one) > 1), None)
+    if twice is not None:
+        fields = ", ".join(field for field, column in columns.items() if column == twice)
+        fix = "name a column of its own for each"
+        raise DataError(f"the column {shown_name(twice)} stands for {fields}", where="data.columns", fix=fix)
     if columns and not any(columns.keys() <= set(fields) for fields in _FIELDS.values()):
         what = f"no one format has all the fields {', '.join(columns)}"
         raise DataError(what, where="data.columns", fix="map the fields of one format, as docs/data.md lists them")

@@ -53,6 +53,7 @@ class Renderer:
     Args:
         tokenizer: its template is probed at the first chat row.
         loss_on: `assistant`, `last`, `all` or `flags`.
+        task: `data.task`; `cpt` takes texts only.
 
     Attributes:
         probed: whether a chat row was rendered, so that the template is known to be of use.
@@ -60,8 +61,8 @@ class Renderer:
             `tools`) have them: reasoning of earlier turns, for one.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, loss_on: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, loss_on: str, task: str = "sft") -> None:
+        self._tokenizer, self._task = tokenizer, task
         self._loss_on = loss_on
         self._skeletons: dict[tuple[object, ...], tuple[Skeleton | None, list[dict[str, Any]]]] = {}
         self.probed = False
@@ -77,6 +78,8 @@ class Renderer:
         body = row.body
         if isinstance(body, Text):
             return Rendered(text=body.text, turns=None, plain=True)
+        if self._task == "cpt":
+            raise RowRefused("", f"a {row.format} row, and data.task cpt learns texts; cpt_mixed takes both")
         if isinstance(body, Pair) and self._tokenizer.template is None:
             return self._plain_pair(body)
         return self.render_chat(as_chat(body))

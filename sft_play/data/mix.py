@@ -16,10 +16,19 @@ import pyarrow as pa
 from sft_play.data.write import SCHEMA, read_batches
 from sft_play.errors import DataError
 
+_BATCH_ROWS = 1000
+
+
+def shares_of(weights: Sequence[float]) -> list[float]:
+    """Weights above 0 as shares of 1, however large or small they are."""
+    largest = max(weights)
+    parts = [weight / largest for weight in weights]
+    return [part / sum(parts) for part in parts]
+
 
 def share_rows(weights: Sequence[float], total: int) -> list[int]:
     """Rows of each source, `total` in all, by the largest remainder."""
-    exact = [total * weight / sum(weights) for weight in weights]
+    exact = [total * share for share in shares_of(weights)]
     rows = [int(share) for share in exact]
     for source in sorted(range(len(exact)), key=lambda n: rows[n] - exact[n])[: total - sum(rows)]:
         rows[source] += 1
@@ -72,13 +81,28 @@ def _places(file: Path, sources: int) -> list[array[int]]:
 def _write_copies(file: Path, out: Path, copies: array[int]) -> None:
     """Pass after pass over the rows, each with those that are still wanted."""
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
-        for done in range(max(copies)):
-            first = 0
-            for batch in read_batches(file):
-                wanted = [one > done for one in copies[first : first + batch.num_rows]]
-                first += batch.num_rows
-                if any(wanted):
-                    stream.write_batch(batch.filter(pa.array(wanted)))
+        left: list[tuple[pa.RecordBatch, int, array[int]]] = []
+        first = 0
+        for batch in read_batches(file):
+            left.append((batch, first, array("L", range(batch.num_rows))))
+            first += batch.num_rows
+        held: list[pa.RecordBatch] = []
+        done = waiting = 0
+        while left:
+            wanted = [
+                (batch, first, array("L", (row for row in rows if copies[first + row] > done)))
+                for batch, first, rows in left
+            ]
+            left = [one for one in wanted if one[2]]
+            for batch, _, rows in left:
+                held.append(batch.take(pa.array(rows, pa.int64())))
+                waiting += len(rows)
+                if waiting >= _BATCH_ROWS:
+                    stream.write_batch(pa.concat_batches(held))
+                    held, waiting = [], 0
+            done += 1
+        if held:
+            stream.write_batch(pa.concat_batches(held))
 
 
 def said_mix(rows: Mapping[str, tuple[int, int]]) -> str:

@@ -14,6 +14,13 @@ from sft_play.facts.data import DropReason
 Policy = Literal["truncate", "drop", "split", "error"]
 
 
+def overlong_rejects() -> Rejects:
+    """Takes the rows that `on_overlong: error` refuses; `on_bad_row` does not spare them."""
+    return Rejects(
+        "error", kind="overlong", fix="raise model.max_seq_len, or set data.on_overlong to truncate, drop or split"
+    )
+
+
 class Fitter:
     """Brings rows within `model.max_seq_len`, and counts what that took.
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from sft_play.config.schema import Config
 from sft_play.data.encode import encode_rows, plain_layout
-from sft_play.data.formats import PAIR_FORMATS, Row, Text, is_blank
+from sft_play.data.formats import PAIR_FORMATS, Row, is_blank
 from sft_play.data.mask import Rendered, Renderer, RowRefused
+from sft_play.data.overlong import overlong_rejects
 from sft_play.data.proofs import prove, refuse_unproved
 from sft_play.data.select import Goes, carved_shares, choose_destinations
 from sft_play.data.sources import SourceFiles
@@ -63,8 +64,8 @@ class Preparation:
         self._config, self._sources, self._tokenizer = config, sources, tokenizer
         self._folder, self._key, self._say = folder, key, say
         self._rejects = Rejects(config.data.on_bad_row)
-        self._overlong = Rejects("error")
-        self._renderer = Renderer(tokenizer, config.data.loss_on)
+        self._overlong = overlong_rejects()
+        self._renderer = Renderer(tokenizer, config.data.loss_on, config.data.task)
         self._splits: dict[Goes, Split] = {}
         self._sample: list[Row] = []
         self._trained: pa.Array | None = None
@@ -155,18 +156,13 @@ class Preparation:
             self._splits[goes].formats[row.format] += 1
             self._splits[goes].read += 1
             try:
-                rendered.append(self._render(row))
+                rendered.append(self._renderer.render(row))
                 kept.append((goes, row))
             except RowRefused as refused:
                 self._splits[goes].refuse(row, refused)
         encoded = encode_rows(self._tokenizer, rendered)
         for goes, split in self._splits.items():
             split.write([(row, one) for (to, row), one in zip(kept, encoded, strict=True) if to is goes])
-
-    def _render(self, row: Row) -> Rendered:
-        if self._config.data.task == "cpt" and not isinstance(row.body, Text):
-            raise RowRefused("", f"a {row.format} row, and data.task cpt learns texts; cpt_mixed takes both")
-        return self._renderer.render(row)
 
     def _say_formats(self, surveys: Mapping[str, Survey]) -> None:
         for name, survey in surveys.items():

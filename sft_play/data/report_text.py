@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sft_play.data.bad_row import BadRow
 from sft_play.data.examples import Example
+from sft_play.data.mix import shares_of
 from sft_play.data.report import RowReport, Same, SplitRows, formats_of
 from sft_play.data.token_report import TokenReport, WouldPack
 from sft_play.facts.data import DataFacts, DropReason, SourceFacts, SplitFacts
@@ -187,14 +188,13 @@ def _packing(split: SplitFacts, limit: int, would: WouldPack | None) -> Iterator
 
 def _mix(sources: Sequence[SourceFacts]) -> Iterator[str]:
     total = max(1, sum(source.taken for source in sources))
-    weights = max(1e-9, sum(source.weight or 0.0 for source in sources))
+    shares = shares_of([source.weight or 0.0 for source in sources])
     heads = ("rows", 12), ("taken", 12), ("times", 8), ("share", 9), ("wanted", 9)
     yield f"{'mix of train':<{_LABEL + 2}}" + "".join(f"{head:>{width}}" for head, width in heads)
-    for source in sources:
+    for source, wanted in zip(sources, shares, strict=True):
         path = _safe(source.path)
         path = path if len(path) <= _LABEL else "..." + path[3 - _LABEL :]
         times, share = source.taken / max(1, source.rows), source.taken / total
-        wanted = (source.weight or 0.0) / weights
         yield f"  {path:<{_LABEL}}{source.rows:>12,}{source.taken:>12,}{times:>8.2f}{share:>9.1%}{wanted:>9.1%}"
 
 

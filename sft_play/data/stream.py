@@ -15,20 +15,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import count, islice
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sft_play.config.schema import Config
 from sft_play.data.bad_row import BadRow
 from sft_play.data.encode import MASKED, Encoded, encode_rows
-from sft_play.data.formats import Row, Text, is_blank, read_rows
+from sft_play.data.formats import Row, is_blank, read_rows
 from sft_play.data.mask import Rendered, Renderer, RowRefused
-from sft_play.data.overlong import Fitter
+from sft_play.data.mix import shares_of
+from sft_play.data.overlong import Fitter, overlong_rejects
 from sft_play.data.pack import pack_lengths
 from sft_play.data.sources import SourceFiles
 from sft_play.data.template import TextTokenizer
 from sft_play.data.validate import Rejects
 from sft_play.errors import DataError
 from sft_play.facts.data import DropReason, SourceFacts, SplitFacts, summarise_lengths
+
+if TYPE_CHECKING:
+    from sft_play.data.stream_index import StreamIndex
 
 WINDOW_ROWS = 4096
 WINDOW_CHARACTERS = 16_000_000
@@ -43,11 +47,12 @@ class Window:
     """What one window gave.
 
     Attributes:
-        rows: as they were read, then shuffled.
+        rows: good ones as they were read, then shuffled.
         encoded: what is trained on, within the length limit.
         sequences: the same as it goes into batches: packed where packs are asked for.
         dropped: rows that gave nothing, by `DropReason`.
         rejects: bad rows that were skipped, as JSON lines.
+        passed_over: bad and empty rows that were met on the way to the good ones.
     """
 
     number: int
@@ -59,6 +64,12 @@ class Window:
     truncated: int = 0
     split_up: int = 0
     rejects: str = ""
+    passed_over: int = 0
+
+    @property
+    def read(self) -> int:
+        """Rows that were read for it, also those that are none of `rows`."""
+        return len(self.rows) + self.passed_over
 
 
 class Stream:
@@ -74,9 +85,9 @@ class Stream:
     def __init__(self, config: Config, sources: Sequence[SourceFiles], tokenizer: TextTokenizer) -> None:
         self._config, self._sources, self._tokenizer = config, sources, tokenizer
         self.limit = config.model.max_seq_len
-        self._renderer = Renderer(tokenizer, config.data.loss_on)
+        self._renderer = Renderer(tokenizer, config.data.loss_on, config.data.task)
         self._rejects = Rejects(config.data.on_bad_row)
-        self._empty = 0
+        self._lost: Counter[str] = Counter()
 
     def sequences(self, skip: int = 0, index: StreamIndex | None = None, *, keep: bool = False) -> Iterator[Tokens]:
         """The sequences from number `skip` on.
@@ -104,20 +115,23 @@ class Stream:
         rows, number = self._rows(), 0
         while True:
             window = Window(number=number, rows=_window_rows(rows))
+            window.passed_over = self._lost.total()
             if number >= known:
                 yield self._fill(window)
+            self._rejects.take()
+            self._lost.clear()
             number += 1
 
     def _fill(self, window: Window) -> Window:
         random.Random(f"{self._config.train.seed}/{window.number}").shuffle(window.rows)
-        overlong = Rejects("error")
-        fitter, bad = Fitter(self._config, "train", overlong), self._rejects.count.total()
+        overlong = overlong_rejects()
+        fitter = Fitter(self._config, "train", overlong)
         rendered: list[Rendered] = []
         kept: list[Row] = []
         for row in window.rows:
             window.formats[row.format] += 1
             try:
-                rendered.append(self._render(row))
+                rendered.append(self._renderer.render(row))
                 kept.append(row)
             except RowRefused as refused:
                 self._refuse(row, refused)
@@ -129,7 +143,7 @@ class Stream:
         window.encoded += fitter.rest()
         self._rejects.refuse(len(window.rows))
         overlong.refuse(len(window.rows))
-        window.dropped = fitter.dropped + Counter({DropReason.BAD: self._rejects.count.total() - bad})
+        window.dropped = fitter.dropped + self._lost
         window.truncated, window.split_up = fitter.truncated, fitter.split_up
         window.rejects = self._rejects.take()
         window.sequences = self._packed(window) if self._config.data.packing else _plain(window.encoded)
@@ -143,13 +157,12 @@ class Stream:
         packs = pack_lengths([len(row.input_ids) for row in rows], self.limit, self._config.train.seed + window.number)
         return [_joined([rows[n] for n in pack]) for pack in packs]
 
-    def _render(self, row: Row) -> Rendered:
-        if self._config.data.task == "cpt" and not isinstance(row.body, Text):
-            raise RowRefused("", f"a {row.format} row, and data.task cpt learns texts; cpt_mixed takes both")
-        return self._renderer.render(row)
-
     def _refuse(self, row: Row, refused: RowRefused) -> None:
-        self._rejects.add("train", row.bad(refused.field, refused.reason))
+        self._reject(row.bad(refused.field, refused.reason))
+
+    def _reject(self, row: BadRow) -> None:
+        self._rejects.add("train", row)
+        self._lost[DropReason.BAD] += 1
 
     def _rows(self) -> Iterator[Row | None]:
         """Good rows of all sources, over and over: mixed by weight, or one source after the other and then None."""
@@ -159,7 +172,7 @@ class Stream:
                 yield from self._good(self._sources, "data.train")
                 yield None
         endless = [self._endless(source) for source in self._sources]
-        shares = [weight / sum(weights) for weight in weights]
+        shares = shares_of(weights)
         taken = [0] * len(shares)
         for total in count(1):  # each time from the source that is furthest behind its share
             behind = max(range(len(shares)), key=lambda n: shares[n] * total - taken[n])
@@ -184,56 +197,12 @@ class Stream:
     def _usable(self, rows: Iterator[Row | BadRow]) -> Iterator[Row]:
         for row in rows:
             if isinstance(row, BadRow):
-                self._rejects.add("train", row)
+                self._reject(row)
                 self._rejects.refuse(1)
             elif is_blank(row.body):
-                self._empty += 1
+                self._lost[DropReason.EMPTY] += 1
             else:
                 yield row
-
-
-class StreamIndex:
-    """What the windows of a run held, one JSON line a window, so that a resumed run need not tokenise them again.
-
-    Args:
-        folder: gets `stream.jsonl`, and `rejects.jsonl` where rows were skipped.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file = folder / "stream.jsonl"
-
-    def known(self, skip: int) -> tuple[int, int]:
-        """(windows, their sequences) that lie wholly before sequence number `skip`."""
-        windows = before = 0
-        for line in self._lines():
-            if line["window"] != windows or before + line["sequences"] > skip:
-                break
-            windows, before = windows + 1, before + line["sequences"]
-        return windows, before
-
-    def add(self, window: Window) -> None:
-        """Write down a window; the first one begins anew, one that is known already is left as it is."""
-        if window.number == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._file.unlink(missing_ok=True)
-            (self._folder / "rejects.jsonl").unlink(missing_ok=True)
-        elif window.number < len(self._lines()):
-            return
-        line = {"window": window.number, "sequences": len(window.sequences), "rows": len(window.rows)}
-        counts = {"dropped": window.dropped, "truncated": window.truncated, "split_up": window.split_up}
-        with self._file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line | counts) + "\n")
-        if window.rejects:
-            with (self._folder / "rejects.jsonl").open("a", encoding="utf-8") as stream:
-                stream.write(window.rejects)
-
-    def _lines(self) -> list[dict[str, int]]:
-        try:
-            text = self._file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def stream_fingerprint(config: Config, sources: Sequence[SourceFiles]) -> str:
@@ -266,7 +235,7 @@ def sample_facts(stream: Stream, sources: Sequence[SourceFiles]) -> tuple[SplitF
     room = (packs or 0) * stream.limit
     facts = SplitFacts(
         streamed=True,
-        rows_read=len(window.rows),
+        rows_read=window.read,
         rows_kept=len(lengths),
         dropped=dict(window.dropped),
         truncated=window.truncated,

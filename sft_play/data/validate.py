@@ -30,10 +30,12 @@ class Rejects:
 
     Args:
         policy: `data.on_bad_row`.
+        kind: what they are called.
+        fix: how each can be mended, where that is not by its format.
     """
 
-    def __init__(self, policy: Literal["error", "skip"]) -> None:
-        self.policy = policy
+    def __init__(self, policy: Literal["error", "skip"], *, kind: str = "bad", fix: str = "") -> None:
+        self.policy, self._kind, self._fix = policy, kind, fix
         self.rows: list[BadRow] = []
         self.count: Counter[str] = Counter()
 
@@ -52,10 +54,11 @@ class Rejects:
         total = self.count.total()
         if self.policy == "skip" or not total:
             return
-        errors: list[SftPlayError] = [row.error() for row in self.rows]
+        errors: list[SftPlayError] = [row.error(self._fix) for row in self.rows]
         if total > len(errors):
-            what = f"{total - len(errors):,} more bad rows, {total:,} of {rows_read:,} in all"
-            errors.append(DataError(what, where="data", fix="mend them, or set data.on_bad_row: skip"))
+            what = f"{total - len(errors):,} more {self._kind} rows, {total:,} of {rows_read:,} in all"
+            fix = self._fix or "mend them, or set data.on_bad_row: skip"
+            errors.append(DataError(what, where="data", fix=fix))
         raise SeveralErrors(errors)
 
     def write(self, file: Path) -> None:

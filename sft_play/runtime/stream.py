@@ -12,7 +12,7 @@ from datasets import IterableDataset
 
 from sft_play.config.schema import Config
 from sft_play.data.prepare import open_stream
-from sft_play.data.stream import StreamIndex
+from sft_play.data.stream_index import StreamIndex
 from sft_play.errors import DataError, SeveralErrors, SftPlayError
 
 _MARK = "stream failed: "

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sft_play.data import mix
 from sft_play.data.encode import MASKED, Encoded
 from sft_play.data.mix import share_rows
 from sft_play.data.overlong import Blocks, split_row
@@ -62,9 +64,29 @@ def test_the_mix_depends_on_the_seed_alone(bench: Bench) -> None:
     mixes = []
     for seed in (1, 1, 2):
         mixes.append(sorted(bench.answers(bench.prepare(bench.config(train=train, seed=seed)))))
-        (bench.cache / next(iter(bench.cache.iterdir())).name / "manifest.json").unlink()
+        for manifest in bench.cache.glob("*/manifest.json"):
+            manifest.unlink()
     assert mixes[0] == mixes[1]
     assert mixes[0] != mixes[2]
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-308])
+def test_weights_of_any_size(bench: Bench, weight: float) -> None:
+    assert share_rows([weight, weight, weight], 9) == [3, 3, 3]
+    train = [{"path": pairs(bench, "a", 30), "weight": weight}, {"path": pairs(bench, "b", 10), "weight": weight}]
+    assert [source.taken for source in bench.prepare(train=train).facts.splits["train"].sources] == [20, 20]
+
+
+def test_one_row_gone_through_thousands_of_times(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are read once for their places and once to be written, not once a pass."""
+    passes: list[Path] = []
+    original = mix.read_batches
+    monkeypatch.setattr(mix, "read_batches", lambda file: passes.append(file) or original(file))
+    train = [{"path": pairs(bench, "a", 1), "weight": 999}, {"path": pairs(bench, "b", 3000), "weight": 1}]
+    prepared = bench.prepare(train=train)
+    assert len(passes) == 2
+    assert [source.taken for source in prepared.facts.splits["train"].sources] == [2998, 3]
+    assert Counter(answer[0] for answer in bench.answers(prepared)) == {"a": 2998, "b": 3}
 
 
 def test_a_weighted_mix_within_max_rows(bench: Bench) -> None:

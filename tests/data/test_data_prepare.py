@@ -205,6 +205,15 @@ class TestOverlong:
         assert [line.split(" (row")[0] for line in caught.value.lines()] == [
             f"{bench.train}:3: {rows[2]} tokens, model.max_seq_len is {rows[1]}"
         ]
+        assert "set data.on_overlong to truncate, drop or split" in caught.value.line()
+
+    def test_error_of_many(self, bench: Bench) -> None:
+        """The advice is one that helps: on_bad_row spares no overlong row."""
+        bench.write(*({"prompt": "q", "completion": "a" * 100} for _ in range(30)))
+        with pytest.raises(SeveralErrors) as caught:
+            bench.prepare(bench.config(max_seq_len=50, on_overlong="error"))
+        last = caught.value.lines()[-1]
+        assert last.startswith("data: 10 more overlong rows, 30 of 30 in all -> raise model.max_seq_len, or set")
 
     def test_all_too_long(self, bench: Bench, rows: list[int]) -> None:
         with pytest.raises(DataError, match="no row is left to learn from, of 3 read: 3 overlong"):

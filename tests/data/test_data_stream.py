@@ -13,8 +13,10 @@ from sft_play.config.schema import Config
 from sft_play.data import stream as streams
 from sft_play.data.encode import MASKED
 from sft_play.data.prepare import open_stream
-from sft_play.data.stream import StreamIndex, Tokens
+from sft_play.data.stream import Tokens
+from sft_play.data.stream_index import StreamIndex
 from sft_play.errors import SftPlayError
+from sft_play.facts.data import SplitFacts
 from tests.data.test_data_prepare import Bench
 
 
@@ -113,6 +115,41 @@ def test_a_bad_row_ends_it_or_is_written_down(bench: Bench) -> None:
     assert len(sequences(bench, config, 60, keep=True)) == 60
     (reject, *_) = map(json.loads, (bench.folder / "run/rejects.jsonl").read_text().splitlines())
     assert (reject["line"], reject["row"]) == (51, "not json")
+
+
+def test_bad_and_empty_rows_are_counted_and_written_down_once(bench: Bench) -> None:
+    """However often a stream goes over its files, and also where a run is resumed."""
+    with bench.train.open("a") as stream:
+        stream.write('not json\n{"prompt": "q", "completion": " "}\n')
+    config = bench.config(streaming=True, on_bad_row="skip")
+    straight = sequences(bench, config, 160, keep=True)
+    assert sequences(bench, config, 160, skip=100, keep=True)[:60] == straight[100:]
+    assert len((bench.folder / "run/rejects.jsonl").read_text().splitlines()) == 1
+    windows = [json.loads(line) for line in (bench.folder / "run/stream.jsonl").read_text().splitlines()]
+    assert [line["window"] for line in windows] == list(range(len(windows)))
+    assert [line["rows"] for line in windows[:5]] == [16, 16, 16, 4, 16]
+    assert windows[3]["dropped"] == {"bad": 1, "empty": 1}
+    assert windows[4]["dropped"] == {}
+    facts = prepare_stream(bench, config, window_rows=100)
+    assert (facts.rows_read, facts.rows_kept, facts.dropped) == (52, 50, {"bad": 1, "empty": 1})
+
+
+def prepare_stream(bench: Bench, config: Config, *, window_rows: int) -> SplitFacts:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "WINDOW_ROWS", window_rows)
+        return bench.prepare(config).facts.splits["train"]
+
+
+@pytest.mark.parametrize("torn", ['{"window": 4, "sequ', "\0\0\0\n", '{"window": 4}'])
+def test_an_index_cut_off_by_a_kill(bench: Bench, torn: str) -> None:
+    config = bench.config(streaming=True)
+    straight = sequences(bench, config, 160, keep=True)
+    index = bench.folder / "run/stream.jsonl"
+    whole = index.read_text()
+    index.write_text("".join(whole.splitlines(keepends=True)[:4]) + torn)
+    assert sequences(bench, config, 100, skip=60, keep=True) == straight[60:]
+    assert index.read_text() == whole
+    assert sequences(bench, config, 20, skip=140, keep=True) == straight[140:]
 
 
 def test_nothing_to_learn_does_not_run_forever(bench: Bench) -> None:

@@ -83,6 +83,8 @@ def test_a_mapping_to_fields_of_two_formats_is_refused() -> None:
     check_columns({"instruction": "i", "output": "o", "input": "x"})
     with pytest.raises(DataError, match="no one format has all the fields prompt, output"):
         check_columns({"prompt": "p", "output": "o"})
+    with pytest.raises(DataError, match="the column q stands for prompt, completion"):
+        check_columns({"prompt": "q", "completion": "q"})
 
 
 def test_fields_that_are_not_used_are_bounded(tmp_path: Path) -> None:
