@@ -16,8 +16,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
+from sft_play.data.bounded import BoundedEnvironment, Unbounded, check_length
 from sft_play.errors import DataError
 
 Turn = Mapping[str, Any]
@@ -87,8 +87,8 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment(now: datetime) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment(now: datetime) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
@@ -128,14 +128,21 @@ class ChatTemplate:
 
         Raises:
             TemplateRefused: the template raised on purpose (a role or an order that it does not take).
-            DataError: it failed, or tried to leave its sandbox.
+            DataError: it failed, does not come to an end, or tried to leave its sandbox.
         """
         try:
             names = {**self._names, "messages": messages, "tools": tools, "add_generation_prompt": generation_prompt}
+            self._environment.steps = 0
             # What `render` of jinja2 does, less the merging of names, which takes longer than most templates do.
-            return "".join(self._compiled.root_render_func(self._compiled.new_context(names, shared=True)))
+            text = "".join(self._compiled.root_render_func(self._compiled.new_context(names, shared=True)))
+            check_length(text)
+            return text
         except TemplateRefused:
             raise
+        except Unbounded as error:
+            raise DataError(
+                f"the chat template {error}", where=self.where, fix="set model.chat_template to another one"
+            ) from error
         except jinja2.exceptions.SecurityError as error:
             raise DataError(
                 f"the chat template tried to leave its sandbox: {error}",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sft_play.data import bounded
 from sft_play.data.encode import encode_prompt
 from sft_play.data.template import TemplateRefused, load_text_tokenizer
 from sft_play.errors import DataError, ModelError
@@ -112,6 +113,45 @@ def test_broken_templates_are_one_line(tmp_path: Path, source: str, words: str) 
     folder = make_tokenizer("chatml", tmp_path, template=source)
     with pytest.raises(DataError, match=words):
         load_text_tokenizer(folder).need_template().render(CHATS[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 1,000,000 steps"),
+        ("{% for i in range(99999) %}{% for j in range(99999)|map('string') %}x{% endfor %}{% endfor %}", "steps"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}", "steps"),
+        ("{% for x in [[]] recursive %}{{ loop([[], []]) if loop.depth < 90 }}{% endfor %}", "steps"),
+        ("{{ 'x' * 10 ** 9 }}", "repeats a text 1,000,000,000 times"),
+        ("{{ 10 ** (10 ** 10) }}", "a power that no memory holds"),
+        ("{% set ns = namespace(s='x') %}{% for i in range(22) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}",
+         "writes 4,194,304 characters"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+    ],
+)  # fmt: skip
+def test_templates_without_end_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
+) -> None:
+    monkeypatch.setattr(bounded, "STEPS", 1_000_000)
+    monkeypatch.setattr(bounded, "CHARACTERS", 1 << 20)
+    folder = make_tokenizer("chatml", tmp_path, template=source)
+    with pytest.raises(DataError, match=words) as caught:
+        load_text_tokenizer(folder).need_template().render(CHATS[0])
+    assert len(caught.value.lines()) == 1
+
+
+def test_counting_changes_no_loop(tmp_path: Path) -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }};{% endfor %}"
+        "{% for m in messages|map(attribute='role') %}{{ m }}{{ loop.last }}{% else %}none{% endfor %}"
+        "{% for m in nothing %}x{% else %}none{% endfor %}"
+        "{% for k, v in {'a': 2 * 3}.items() %}{{ k }}{{ v }}{% endfor %}"
+    )
+    chat = [{"role": role, "content": "c"} for role in ("system", "user", "assistant")]
+    template = load_text_tokenizer(make_tokenizer("chatml", tmp_path, template=source)).need_template()
+    assert template.render(chat) == "1/2False;2/2True;systemFalseuserFalseassistantTruenonea6"
+    for _ in range(3):
+        assert template.render(chat * 1000)
 
 
 def test_a_template_may_refuse(tmp_path: Path) -> None:
