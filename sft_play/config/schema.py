@@ -160,10 +160,7 @@ class DataSection(Section):
     validation: Sources | None = None
     """Validation data, in the same forms."""
     test: Sources | None = None
-    """Test data, in the same forms: prepared and checked beside the others.
-
-    Evaluation on it comes with a later version.
-    """
+    """Test data, in the same forms: prepared and checked beside the others, for `make eval SPLIT=test`."""
     format: DataFormat = "auto"
     """Row format; `auto` detects it from the rows and says which it found."""
     columns: dict[str, str] = {}
@@ -278,15 +275,15 @@ class TrainSection(Section):
     eval_on_start: bool = False
     """Evaluate before the first step."""
     eval_batch_size: Count | Auto = "auto"
-    """Rows one GPU evaluates at once; `auto`: the training micro-batch."""
+    """Rows one GPU evaluates at once; `auto`: the training micro-batch, for answers more where memory allows."""
     eval_max_rows: Count | None = None
     """Validation rows used at most."""
     eval_accumulation_steps: Count | None = None
-    """Evaluation batches whose logits stay on the GPU before they are moved to the host; none are kept yet."""
+    """Batches of answers that stay on the GPU before they are moved to the host; by default all of one evaluation."""
     eval_do_concat_batches: bool = True
-    """Concatenate the logits of evaluation batches; none are kept yet."""
+    """Put batches of answers together before they are decoded; no figure depends on it."""
     eval_time_budget: Share = 0.1
-    """Share of the training time that generating evaluation may take."""
+    """Share of the training time that generated answers may take; 0 sets no limit."""
     predict_with_generate: bool = False
     """Generate answers while evaluating and score them (ROUGE, exact match)."""
     generation_max_new_tokens: Count = 128
@@ -300,7 +297,7 @@ class TrainSection(Section):
     generation_top_p: Annotated[float, _Number, Field(gt=0, le=1)] = 1.0
     """Nucleus of sampling."""
     metric_for_best_model: str | None = None
-    """Metric that picks the best checkpoint, such as `eval_loss` or `rougeL`."""
+    """Figure that picks the best checkpoint: any of an evaluation's, such as `eval_loss` or `rougeL`."""
     greater_is_better: bool | None = None
     """Direction of that metric; by default lower for a loss, higher for any other."""
     load_best_model_at_end: bool = False

@@ -14,6 +14,7 @@ import pytest
 from tests.tiny import ROOT, make_rows
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+EVALUATION = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
 DISTRIBUTED = (ROOT / "docs/distributed.md").read_text(encoding="utf-8")
 # Run elsewhere: by .ci/run itself, and by every clean clone.
 ELSEWHERE = {"make demo", "make test", "make install TORCH_INDEX=URL-of-a-package-index"}
@@ -70,7 +71,7 @@ def test_the_two_commands_come_first() -> None:
 def test_every_command_of_the_readme_runs(project: Path) -> None:
     found = commands()
     assert len(found) >= 4, found
-    for command in found:
+    for command in dict.fromkeys([*found, *commands(EVALUATION)]):
         trained = [f"runs/{path.name}" for path in project.glob("runs/mine-*")]
         if "train-d" in command:  # the run of `make train` is finished, and one of another name may be trained
             command += f" RUN_NAME={command.split()[1]}"
