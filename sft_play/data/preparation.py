@@ -138,7 +138,7 @@ class Preparation:
         else:
             if next(rows, None) is None:
                 return
-        raise DataError("a file changed while it was read", where=f"data.{name}", fix="start again when it is complete")
+        raise changed_while_read(name)
 
     def _read_again(self, name: str) -> Iterator[Row]:
         rows = each_row(self._sources[name], self._config.data.columns, set())
@@ -191,6 +191,11 @@ class Preparation:
             unwritten=dict(self._renderer.dropped_fields),
             proofs=proofs,
         )
+
+
+def changed_while_read(name: str) -> DataError:
+    """What is said where a file of a split is not what it was when the preparation began."""
+    return DataError("a file changed while it was read", where=f"data.{name}", fix="start again when it is complete")
 
 
 def _chunks(rows: Iterator[tuple[Goes, Row]]) -> Iterator[list[tuple[Goes, Row]]]:

@@ -11,9 +11,9 @@ from sft_play.config.schema import Config, Sources
 from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entry, read_entry, reason_of_miss
 from sft_play.data.formats import check_columns
 from sft_play.data.mix import said_mix
-from sft_play.data.preparation import Preparation, Say, SourcesBySplit
+from sft_play.data.preparation import Preparation, Say, SourcesBySplit, changed_while_read
 from sft_play.data.proofs import prove, refuse_unproved
-from sft_play.data.sources import resolve_sources
+from sft_play.data.sources import resolve_sources, stamps_of
 from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import EnvironmentProblem
@@ -59,6 +59,7 @@ def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> P
 
 
 def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
+    as_found = stamps_of(sources)
     parts = key_parts(config, sources, tokenizer_dir)
     key = key_of(parts)
     if entry := read_entry(cache_dir, key):
@@ -69,6 +70,9 @@ def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache
     tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
     with new_entry(cache_dir) as folder:
         facts = Preparation(config, sources, tokenizer, folder, key, say).run()
+        for name, one in stamps_of(sources).items():
+            if one != as_found[name]:
+                raise changed_while_read(name)
         entry = finish_entry(folder, cache_dir, key, parts, facts)
     _say_facts(facts, say)
     return _prepared(entry, hit=False)

@@ -133,8 +133,9 @@ def _row_table(splits: Mapping[str, SplitRows]) -> Iterator[Row]:
 
 def _token_table(facts: DataFacts, *, rows_told: bool) -> Iterator[Row]:
     splits = list(facts.splits.values())
+    streamed = facts.splits["train"].streamed  # such rows are never all at hand, so nobody knows what equals what
 
-    def each(label: str, value: Callable[[SplitFacts], int], *, always: bool = False) -> Iterator[Row]:
+    def each(label: str, value: Callable[[SplitFacts], int | None], *, always: bool = False) -> Iterator[Row]:
         values = [value(split) for split in splits]
         if always or any(values):
             yield label, [_count(one) for one in values]
@@ -149,9 +150,9 @@ def _token_table(facts: DataFacts, *, rows_told: bool) -> Iterator[Row]:
     yield from each(f"cut at {facts.max_seq_len:,}", lambda split: split.truncated)
     yield from each("split up", lambda split: split.split_up)
     if not rows_told:
-        yield from each("duplicates", lambda split: split.duplicates, always=True)
+        yield from each("duplicates", lambda split: None if split.streamed else split.duplicates, always=True)
         if len(splits) > 1:
-            yield from each("trained on too", lambda split: split.leaking, always=True)
+            yield from each("trained on too", lambda split: None if streamed else split.leaking, always=True)
     yield from each("tokens", lambda split: split.tokens, always=True)
     yield from each("  with loss", lambda split: split.loss_tokens, always=True)
     yield "  share of them", [f"{split.loss_tokens / max(1, split.tokens):.1%}" for split in splits]

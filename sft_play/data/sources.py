@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -113,6 +114,23 @@ def resolve_sources(
     if not listed:
         raise DataError("the list is empty", where=key, fix="name at least one file")
     return tuple(_resolve_one(one, number, key, default_format, fetch) for number, one in enumerate(listed))
+
+
+def stamps_of(sources: Mapping[str, Sequence[SourceFiles]]) -> dict[str, list[tuple[int, ...]]]:
+    """Size, time and identity of each file of each split: what another content leaves different.
+
+    Raises:
+        DataError: a file is gone.
+    """
+    stamps: dict[str, list[tuple[int, ...]]] = {}
+    for name, listed in sources.items():
+        try:
+            found = [file.path.stat() for source in listed for file in source.files]
+        except OSError as error:
+            what = f"{error.filename} cannot be read: {error.strerror}"
+            raise DataError(what, where=f"data.{name}", fix="start again when it is complete") from error
+        stamps[name] = [(one.st_size, one.st_mtime_ns, one.st_ino) for one in found]
+    return stamps
 
 
 def _as_source(source: str | DataSource) -> DataSource:

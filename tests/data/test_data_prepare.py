@@ -360,6 +360,21 @@ class TestCache:
                 bench.prepare()
         assert not bench.prepare().hit
 
+    def test_two_at_once_share_what_the_first_to_end_has_made(self, bench: Bench) -> None:
+        bench.rows(3)
+        inner: list[Prepared] = []
+
+        def meanwhile(line: str) -> None:
+            if "rows read" in line:
+                inner.append(prepare(bench.config(), bench.tokenizer, bench.cache, lambda _: None))
+
+        outer = prepare(bench.config(), bench.tokenizer, bench.cache, meanwhile)
+        assert [one.hit for one in (*inner, outer)] == [False, False]
+        assert outer.splits == inner[0].splits
+        assert outer.facts == inner[0].facts
+        assert len(list(bench.cache.iterdir())) == 1
+        assert bench.prepare().hit
+
     def test_a_folder_that_is_not_ours_is_not_deleted(self, bench: Bench) -> None:
         bench.rows(50)
         folder = bench.prepare().splits["train"].parent
@@ -408,6 +423,26 @@ def test_rows_as_alike_as_their_format(bench: Bench) -> None:
         bench.write(form)
         found.append(read(bench.prepare()))
     assert all(rows == found[0] for rows in found)
+
+
+@pytest.mark.parametrize("change", ["edited", "gone"])
+def test_a_file_changed_after_it_was_hashed(bench: Bench, change: str) -> None:
+    """Else its rows would lie in the cache under the name of other ones."""
+    bench.rows(10)
+    before = bench.train.read_text()
+
+    def edit(line: str) -> None:
+        if change == "edited" and "not in the cache" in line:
+            bench.train.write_text(before.replace("answer 3", "answer X"))
+        if change == "gone" and "rows read" in line:
+            bench.train.unlink()
+
+    with pytest.raises(DataError, match="changed while it was read" if change == "edited" else "cannot be read"):
+        prepare(bench.config(), bench.tokenizer, bench.cache, edit)
+    bench.train.write_text(before)
+    prepared = bench.prepare()
+    assert not prepared.hit
+    assert "answer 3" in bench.answers(prepared)
 
 
 def test_large_files_are_read_twice_to_the_same_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

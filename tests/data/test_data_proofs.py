@@ -52,6 +52,13 @@ def test_each_is_seen_to_fail() -> None:
     assert (no_token[END_LEARNED].holds, no_token[END_LEARNED].of) == (0, 2)
 
 
+def test_huge_rows_are_not_proved_on_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sft_play.data.proofs._LONG", 1000)
+    huge = Text(text="words " * 1000)
+    assert proofs("chatml", None, conversation(1), huge)[ONE_BOS].of == 1
+    assert proofs("chatml", None, huge)[ONE_BOS].of == 1
+
+
 @pytest.mark.parametrize("answer", ["\nAnswer", "Answer", "\n\n\n", " Answer"])
 def test_prompt_and_answer_are_parted_where_inference_parts_them(answer: str) -> None:
     chat = Chat(messages=(Message(role="user", content="q"), Message(role="assistant", content=answer)))

@@ -258,3 +258,15 @@ def test_wrapped_examples_keep_their_marks() -> None:
     assert shown[-1].endswith("]]")
     coloured = [line for line in green if "word" in line]
     assert all(line.startswith("    \x1b[1;32m") and line.endswith("\x1b[0m") for line in coloured)
+
+
+def test_what_a_stream_does_not_know_is_no_zero(bench: Bench) -> None:
+    bench.rows(6)
+    held = bench.write(pair(1), name="held.jsonl")
+    for streaming, told in ((True, ["-", "0"]), (False, ["0", "0"])):
+        config = bench.config(streaming=streaming, validation=str(held))
+        report = make_token_report(config, bench.prepare(config), bench.tokenizer)
+        lines = list(token_lines(report, colour=False, rows_told=False))
+        rows = {line[:24].strip(): line[24:].split() for line in lines}
+        assert rows["duplicates"] == told
+        assert rows["trained on too"] == (["-", "-"] if streaming else ["0", "1"])
