@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from sft_play.cli.attempts import Start, run_attempts
 from sft_play.cli.inputs import config_path
 from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
@@ -22,7 +23,6 @@ from sft_play.cli.run_start import (
     refuse_finished,
     refuse_ignored,
     say,
-    where_to_start,
 )
 from sft_play.config.dump import render_config
 from sft_play.config.inputs import INPUTS_OF
@@ -35,9 +35,7 @@ from sft_play.facts.hardware import Hardware
 from sft_play.facts.locate import locate_model
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.probe import probe_hardware, refuse_hidden_gpus
-from sft_play.launch.execute import execute
 from sft_play.launch.processes import tie_to_parent
-from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.launch.tensorboard import tensorboard
 from sft_play.plan.build import Plan, PlanInputs, choose, make_plan
 from sft_play.plan.select import ZERO, allowed_layouts, select_gpus
@@ -63,8 +61,6 @@ class Command:
     tensorboard: bool = False
 
 
-# How often a run over several machines goes on by itself after it lost one.
-LOST_MACHINES = 5
 ACCELERATE = tuple(placement for placement in Placement if placement not in ZERO)
 COMMANDS = {
     command.name: command
@@ -123,23 +119,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
         stamp = make_stamp(config, plan, identities_of(config, model, prepared.facts.fingerprint))
         ready()
-        for lost in range(1 + LOST_MACHINES * (plan.nodes > 1)):
-            inputs = WorkerInputs(
-                model_path=model.path,
-                splits=prepared.splits,
-                stamp=stamp,
-                config_yaml=render_config(resolved),
-                resume_from=where_to_start(
-                    run, config, stamp, trust=given.trust_checkpoint, force=given.force, again=lost > 0
-                ),
-            )
-            code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
-            for line in lines:
-                with suppress(BrokenPipeError):  # nobody listens any more; the code says it
-                    print(f"error: {line}", file=sys.stderr, flush=True)
-            if code != ExitCode.RANK_FAILED or lost == LOST_MACHINES * (plan.nodes > 1):
-                break
-            say("a process was lost: going on from the last checkpoint once all machines are back")
+        start = Start(
+            model_path=model.path,
+            splits=prepared.splits,
+            config_yaml=render_config(resolved),
+            trust=given.trust_checkpoint,
+            force=given.force,
+        )
+        code = run_attempts(run, config, plan, stamp, start, environ, lock)
     if code == ExitCode.DONE and config.dist.node_rank == 0:
         finish(run, config, plan)
     return code

@@ -67,6 +67,10 @@ class RunDir:
         return self.path / "record.json"
 
     @property
+    def amendments(self) -> Path:
+        return self.path / "amendments.json"
+
+    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 

@@ -40,9 +40,13 @@ def read_record(run: RunDir) -> dict[str, Any] | None:
     return record
 
 
-def write_exit(folder: Path, code: int, lines: list[str], rank: int = 0) -> None:
-    """Leave this process's outcome in its machine's folder for the parent: launchers flatten every failure to 1."""
-    outcome = {"code": code, "lines": lines, "rank": rank, "time": time.time()}
+def write_exit(folder: Path, code: int, lines: list[str], rank: int = 0, kind: str = "") -> None:
+    """Leave this process's outcome in its machine's folder for the parent: launchers flatten every failure to 1.
+
+    Args:
+        kind: name of the error's class.
+    """
+    outcome = {"code": code, "lines": lines, "rank": rank, "kind": kind, "time": time.time()}
     write_atomic(folder / f"exit-{rank}.json", json.dumps(outcome))
 
 

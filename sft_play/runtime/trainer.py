@@ -24,6 +24,7 @@ from sft_play.runtime.collate import LENGTHS, REAL_TOKENS, PackCollator
 from sft_play.runtime.dist import Ranks
 from sft_play.runtime.evaluate import row_sums
 from sft_play.runtime.evaluation import TrainingEvaluation, timed_losses
+from sft_play.runtime.fitting import Fitting
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.rows import KeepSources, SilentWhereEmpty, filled, repeat_no_row, silent_row
@@ -49,6 +50,9 @@ class SftPlayTrainer(SFTTrainer):
         self.loaded_step: int | None = None
         self.keeps_shards = False
         self.evaluation: TrainingEvaluation  # given once the trainer is built
+        alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
+        # Not the optimizer's: accelerate lets that do nothing between the micro-batches of a step.
+        self.fitting = Fitting(run, lambda: self.model.zero_grad(), alone=alone)
         if isinstance(self.model, PeftModel):
             train_in_fp32(self.model)
 
@@ -68,8 +72,17 @@ class SftPlayTrainer(SFTTrainer):
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
         return found
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *items: Any, **named: Any) -> torch.Tensor:
+        """One micro-batch, in parts where it does not fit."""
+        counted, upstream = self._total_train_tokens, super().training_step
+
+        def recount() -> None:
+            self._total_train_tokens = counted
+
+        def once(part: Any) -> torch.Tensor:
+            return upstream(model, part, *items, **named)
+
+        loss = self.fitting.train(self.state.global_step, inputs, once, recount)
         if not torch.isfinite(loss):
             raise LossNotFiniteError(f"the loss is {loss.item()}", where=f"step {self.state.global_step + 1}")
         return loss

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from sft_play.errors import (
     exit_code_of,
 )
 from sft_play.plan.build import Plan
+from sft_play.record.amendments import read_amendments
 from sft_play.record.checkpoints import step_of
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
@@ -89,6 +91,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "tokens_per_second": round(progress.tokens_per_second, 1),
         "peak_memory_bytes": peak_memory_bytes(plan.device),
+        "amendments": [asdict(one) for one in read_amendments(job.run)],
         "predicted": plan.predicted,
         "measured": measured_memory(plan.device, resident),
         **counts,
@@ -232,7 +235,7 @@ def main(run_json: Path) -> int:
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself
             if rank == 0:
                 write_record(job.run, {"outcome": type(known).__name__, "error": known.lines(), "stamp": job.stamp})
-            write_exit(job.run.launch, exit_code_of(known), known.lines(), rank)
+            write_exit(job.run.launch, exit_code_of(known), known.lines(), rank, kind=type(known).__name__)
         if job.plan.world_size > 1:
             os._exit(exit_code_of(known))  # the others wait inside a collective; tearing down the group would wait too
         return exit_code_of(known)

@@ -1,0 +1,99 @@
+"""A run from its start to its end: one attempt, or several where it can go on by itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sft_play.cli.run_start import say, where_to_start
+from sft_play.config.schema import Config
+from sft_play.errors import ExitCode, OutOfMemoryError
+from sft_play.launch.execute import execute
+from sft_play.launch.spec import WorkerInputs, launch_spec
+from sft_play.plan.build import Plan
+from sft_play.record.amendments import SmallerBatch, amended, append_amendment, read_amendments, smaller_micro_batch
+from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import read_exits
+
+# How often a run over several machines goes on by itself after it lost one.
+LOST_MACHINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What every attempt begins with.
+
+    Attributes:
+        trust: load a checkpoint that its engine unpickles whoever wrote it.
+        force: go on with a checkpoint of other settings.
+    """
+
+    model_path: Path
+    splits: Mapping[str, Path]
+    config_yaml: str
+    trust: bool
+    force: bool
+
+
+def run_attempts(
+    run: RunDir,
+    config: Config,
+    plan: Plan,
+    stamp: dict[str, Any],
+    start: Start,
+    environ: Mapping[str, str],
+    lock: int,
+) -> int:
+    """Run the workers, and again from the last checkpoint after a lost machine or a micro-batch that did not fit.
+
+    Returns:
+        The run's exit code; its error lines are printed.
+    """
+    lost, again = 0, False
+    while True:
+        inputs = WorkerInputs(
+            model_path=start.model_path,
+            splits=start.splits,
+            stamp=stamp,
+            config_yaml=start.config_yaml,
+            resume_from=where_to_start(run, config, stamp, trust=start.trust, force=start.force, again=again),
+        )
+        plan = with_amendments(run, plan)
+        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
+        for line in lines:
+            with suppress(BrokenPipeError):  # nobody listens any more; the code says it
+                print(f"error: {line}", file=sys.stderr, flush=True)
+        if code == ExitCode.RANK_FAILED and plan.nodes > 1 and lost < LOST_MACHINES:
+            lost += 1
+            say("a process was lost: going on from the last checkpoint once all machines are back")
+        elif smaller := fits_better(run, plan) if code == ExitCode.ENVIRONMENT else None:
+            append_amendment(run, smaller)
+            say(smaller.words(plan.micro_batch))
+            say("going on from the last checkpoint")
+        else:
+            return code
+        again = True
+
+
+def with_amendments(run: RunDir, plan: Plan) -> Plan:
+    """The plan as this run had to change it."""
+    changed = amended(plan, read_amendments(run))
+    if changed.micro_batch != plan.micro_batch:
+        say(f"micro-batch {changed.micro_batch} instead of {plan.micro_batch}: memory ran out before")
+    return changed
+
+
+def fits_better(run: RunDir, plan: Plan) -> SmallerBatch | None:
+    """The batch to try after a rank ran out of memory; None where that was not the reason, or nothing is left to halve.
+
+    One process has halved it in place, and machines of their own cannot be told.
+    """
+    kinds = {one.get("kind") for one in read_exits(run.launch)}
+    size = smaller_micro_batch(plan.micro_batch)
+    if OutOfMemoryError.__name__ not in kinds or not size or plan.nodes > 1 or plan.strategy == "single":
+        return None
+    return SmallerBatch(step=0, micro_batch=size, grad_accum=plan.grad_accum * plan.micro_batch // size)
