@@ -1,13 +1,14 @@
 """What packing gains: real tokens a second on WordNet's rows, beside a plain trl script that pads, in turn, in one run.
 
-    python -m benchmarks.packing                    about three minutes a pair on two busy cores
-    python -m benchmarks.packing --pairs 5 --rows 32
+    python -m benchmarks.packing                    about two minutes a pair on two cores
+    python -m benchmarks.packing --pairs 5 --rows 64 --defaults
 
-Every measurement is a process of its own. Both train all weights of one small Llama (4 layers, hidden size 128, the
+Every measurement is a process of its own. Both train all weights of one small Llama (2 layers, hidden size 512, the
 demo tokenizer's vocabulary) in fp32 on about the same rows a step. The plain side is trl's SFTTrainer without packing:
-rows padded to the longest of their batch. It runs twice: with checkpointing off as on our side, so that packing is the
-only difference (the verdict is on this), and with trl's default,
-which recomputes. Padding counts on neither side; the first step is left out.
+rows padded to the longest of their batch, with checkpointing off as on our side, so that packing is the only
+difference; `--defaults` adds trl's own default, which recomputes. Padding counts on neither side; the first step is
+left out. The gain grows with the rows of a batch, since the longest of more rows is longer: padding makes WordNet's
+rows 1.28 times as long in eights, 1.61 in batches of 64, 1.73 of 128 and 1.85 of 256.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def main() -> int:
     """Measure in turn and print each ratio and their medians."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--steps", type=int, default=3)
-    options.add_argument("--pairs", type=int, default=3)
-    options.add_argument("--rows", type=int, default=64, help="rows a step on the plain side")
+    options.add_argument("--pairs", type=int, default=2)
+    options.add_argument("--rows", type=int, default=128, help="rows a step on the plain side")
+    options.add_argument("--defaults", action="store_true", help="measure trl's defaults too")
     options.add_argument("--plain", nargs=2, metavar=("RUN_JSON", "SIDE"), help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.plain:
@@ -59,9 +61,9 @@ def make_model(folder: Path) -> None:
 
     shutil.copytree(TOKENIZER, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 8}
     vocabulary = len(AutoTokenizer.from_pretrained(folder))
-    config = LlamaConfig(vocab_size=vocabulary, num_key_value_heads=4, tie_word_embeddings=True, **shape)
+    config = LlamaConfig(vocab_size=vocabulary, num_key_value_heads=8, tie_word_embeddings=True, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
 
 
@@ -90,7 +92,7 @@ def measure(folder: Path, chosen: argparse.Namespace, number: int) -> dict[str, 
         once = {"DATA_PACKING": "false", "TRAIN_MAX_STEPS": "1", "TRAIN_BATCH_SIZE": "1", "RUN_NAME": "unpacked"}
         run([sys.executable, "-m", "sft_play", "train"], {**environ, **once})
     numbers = ["--steps", str(chosen.steps), "--rows", str(chosen.rows)]
-    for side in SIDES:
+    for side in SIDES[: 1 + chosen.defaults]:
         command = [sys.executable, "-m", "benchmarks.packing", *numbers, "--plain", str(unpacked), side]
         found[side] = json.loads(run(command, environ).splitlines()[-1])
     return found
@@ -140,17 +142,15 @@ def plain(run_json: Path, steps: int, rows: int, *, default: bool) -> int:
 
 def report(measured: list[dict[str, float]]) -> int:
     """A line a round, the medians of the ratios and the verdict; 1 where the bound is missed."""
-    print("real tokens/s   packed   padded, same settings   ratio   padded, trl's defaults   ratio")
-    ratios: dict[str, list[float]] = {side: [found["packed"] / found[side] for found in measured] for side in SIDES}
-    for number, found in enumerate(measured):
-        same, default = SIDES
-        print(
-            f"round {number + 1:<6}  {found['packed']:>8,.0f}   {found[same]:>21,.0f}   {ratios[same][number]:>5.2f}"
-            f"   {found[default]:>22,.0f}   {ratios[default][number]:>5.2f}"
-        )
-    medians = {side: statistics.median(ratios[side]) for side in SIDES}
+    medians = {}
+    for side in [side for side in SIDES if side in measured[0]]:
+        print(f"real tokens/s   packed   padded, {side}   ratio")
+        ratios = [found["packed"] / found[side] for found in measured]
+        for number, (found, ratio) in enumerate(zip(measured, ratios, strict=True), 1):
+            print(f"round {number:<6}  {found['packed']:>8,.0f}   {found[side]:>21,.0f}   {ratio:>5.2f}")
+        medians[side] = statistics.median(ratios)
+        print(f"median ratio: {medians[side]:.2f}\n")
     met = medians[SIDES[0]] >= LEAST
-    print(f"median ratio: {medians[SIDES[0]]:.2f} by packing alone, {medians[SIDES[1]]:.2f} over trl's defaults")
     print(f"{'reached' if met else 'missed'}: at least {LEAST} by packing alone")
     return 0 if met else 1
 

@@ -177,6 +177,13 @@ class OutOfMemoryError(EnvironmentProblem):
     evidence = "the rank, what the device said, and the setting that needs less"
 
 
+class GenerationMemoryError(EnvironmentProblem):
+    """Generated answers do not fit beside the model, where the ranks hold parts of it and none can leave alone."""
+
+    hint = "lower train.eval_batch_size or train.generation_max_new_tokens, or set train.predict_with_generate: false"
+    evidence = "the rank, and what the device said"
+
+
 class AppliedDiffersError(EnvironmentProblem):
     """The stack applied something else than what was planned."""
 

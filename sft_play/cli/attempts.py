@@ -11,11 +11,19 @@ from typing import Any
 
 from sft_play.cli.run_start import say, where_to_start
 from sft_play.config.schema import Config
-from sft_play.errors import ExitCode, OutOfMemoryError
+from sft_play.errors import ExitCode, GenerationMemoryError, OutOfMemoryError
 from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import Plan
-from sft_play.record.amendments import SmallerBatch, amended, append_amendment, read_amendments, smaller_micro_batch
+from sft_play.record.amendments import (
+    Amendment,
+    LossesOnly,
+    SmallerBatch,
+    amended,
+    append_amendment,
+    read_amendments,
+    smaller_micro_batch,
+)
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import read_exits
 
@@ -70,10 +78,10 @@ def run_attempts(
         if code == ExitCode.RANK_FAILED and plan.nodes > 1 and lost < LOST_MACHINES:
             lost += 1
             say("a process was lost: going on from the last checkpoint once all machines are back")
-        elif smaller := fits_better(run, plan) if code == ExitCode.ENVIRONMENT else None:
-            append_amendment(run, smaller)
-            say(smaller.words(plan.micro_batch))
-            say("going on from the last checkpoint")
+        elif change := to_change(run, plan) if code == ExitCode.ENVIRONMENT else None:
+            append_amendment(run, change)
+            what = change.words(plan.micro_batch) if isinstance(change, SmallerBatch) else change.reason
+            say(f"{what}; going on from the last checkpoint")
         else:
             return code
         again = True
@@ -84,16 +92,22 @@ def with_amendments(run: RunDir, plan: Plan) -> Plan:
     changed = amended(plan, read_amendments(run))
     if changed.micro_batch != plan.micro_batch:
         say(f"micro-batch {changed.micro_batch} instead of {plan.micro_batch}: memory ran out before")
+    if changed.evaluation != plan.evaluation:
+        say(f"evaluation loss: {changed.evaluation_reason}")
     return changed
 
 
-def fits_better(run: RunDir, plan: Plan) -> SmallerBatch | None:
-    """The batch to try after a rank ran out of memory; None where that was not the reason, or nothing is left to halve.
+def to_change(run: RunDir, plan: Plan) -> Amendment | None:
+    """What to try after a rank ran out of memory; None where that was not the reason, or nothing is left to try.
 
-    One process has halved it in place, and machines of their own cannot be told.
+    One process has halved its micro-batch in place, and other machines cannot be told.
     """
     kinds = {one.get("kind") for one in read_exits(run.launch)}
+    if plan.nodes > 1:
+        return None
+    if GenerationMemoryError.__name__ in kinds and plan.evaluation != "loss":
+        return LossesOnly(reason="generation ran out of memory")
     size = smaller_micro_batch(plan.micro_batch)
-    if OutOfMemoryError.__name__ not in kinds or not size or plan.nodes > 1 or plan.strategy == "single":
+    if OutOfMemoryError.__name__ not in kinds or not size or plan.strategy == "single":
         return None
     return SmallerBatch(step=0, micro_batch=size, grad_accum=plan.grad_accum * plan.micro_batch // size)

@@ -14,19 +14,12 @@ from sft_play.facts.hardware import GIB, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.generation import generation_seconds
 from sft_play.plan.memory import estimate
-from sft_play.plan.settings import Offload, Placement, Settings
+from sft_play.plan.settings import Offload, Settings
 from sft_play.plan.strategy import fits_memory
 from sft_play.plan.terms import Phase
 
 Mode = Literal["none", "loss", "generate", "sample"]
 
-# Strategies under which answers are generated as they are by one process alone.
-GENERATES = frozenset(
-    {
-        Placement.SINGLE, Placement.DDP, Placement.ZERO1, Placement.ZERO2, Placement.FSDP, Placement.HSDP,
-        Placement.LAYER_SPLIT,
-    }
-)  # fmt: skip
 # Rows that are generated for at once at most, where the plan chooses: more hardly pay, and wait for the longest.
 MOST_ROWS = 64
 
@@ -115,8 +108,6 @@ def _decide(inputs: EvaluationInputs) -> Evaluation:
 def why_no_generation(inputs: EvaluationInputs) -> str:
     """Why no answers can be generated whatever the memory and the time; empty where they can."""
     settings, split = inputs.settings, inputs.rows
-    if settings.placement not in GENERATES:
-        return f"generation does not work under {settings.placement.value}"
     if settings.offload is Offload.PARAMS:
         return "every token of an answer would read all weights from host memory"
     if inputs.config.data.task == "cpt" or (split is not None and set(split.formats) <= {"text"}):

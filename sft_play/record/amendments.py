@@ -1,8 +1,9 @@
-"""What a run changed of its plan while it lived, in amendments.json: a micro-batch that turned out too large."""
+"""What a run changed of its plan while it lived, in amendments.json: a micro-batch or answers that did not fit."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sft_play.plan.build import Plan
@@ -30,25 +31,44 @@ class SmallerBatch:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossesOnly:
+    """Evaluation that generates no more answers.
+
+    Attributes:
+        reason: why not.
+    """
+
+    reason: str
+
+
+Amendment = SmallerBatch | LossesOnly
+
+
 def smaller_micro_batch(micro_batch: int) -> int:
     """The largest divisor that is at most half; 0 for 1."""
     return next((size for size in range(micro_batch // 2, 0, -1) if micro_batch % size == 0), 0)
 
 
-def append_amendment(run: RunDir, amendment: SmallerBatch) -> None:
+def append_amendment(run: RunDir, amendment: Amendment) -> None:
     """Write one down."""
     write_atomic(run.amendments, json.dumps([*map(asdict, read_amendments(run)), asdict(amendment)], indent=1) + "\n")
 
 
-def read_amendments(run: RunDir) -> list[SmallerBatch]:
+def read_amendments(run: RunDir) -> list[Amendment]:
     """All of a run, oldest first."""
     if not run.amendments.is_file():
         return []
-    return [SmallerBatch(**values) for values in json.loads(run.amendments.read_text(encoding="utf-8"))]
+    listed = json.loads(run.amendments.read_text(encoding="utf-8"))
+    return [SmallerBatch(**values) if "micro_batch" in values else LossesOnly(**values) for values in listed]
 
 
-def amended(plan: Plan, amendments: list[SmallerBatch]) -> Plan:
-    """The plan with the smallest micro-batch that was found to be needed; never a larger one than planned."""
-    sizes = [one.micro_batch for one in amendments if plan.micro_batch % one.micro_batch == 0]
-    size = min([plan.micro_batch, *sizes])
-    return replace(plan, micro_batch=size, grad_accum=plan.grad_accum * plan.micro_batch // size)
+def amended(plan: Plan, amendments: Sequence[Amendment]) -> Plan:
+    """The plan with the smallest micro-batch that was found to be needed, and without answers that did not fit."""
+    sizes = [one.micro_batch for one in amendments if isinstance(one, SmallerBatch)]
+    size = min([plan.micro_batch, *(size for size in sizes if plan.micro_batch % size == 0)])
+    plan = replace(plan, micro_batch=size, grad_accum=plan.grad_accum * plan.micro_batch // size)
+    reasons = [one.reason for one in amendments if isinstance(one, LossesOnly)]
+    if reasons and plan.evaluation in ("generate", "sample"):
+        plan = replace(plan, evaluation="loss", evaluation_reason=reasons[-1])
+    return plan

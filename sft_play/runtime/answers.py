@@ -14,6 +14,7 @@ from peft import PeftModel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
+from sft_play.errors import GenerationMemoryError
 from sft_play.runtime.collate import IGNORED
 from sft_play.runtime.dist import Ranks, highest, to_main
 from sft_play.runtime.model import DTYPES
@@ -166,6 +167,7 @@ class Engine:
 
         Raises:
             GenerationOutOfMemory: on all ranks; answers made before are lost.
+            GenerationMemoryError: on one rank of several that hold parts of the model.
         """
         rank, together = (0, 1) if self.same_for_all else (self.ranks.rank, self.ranks.world_size)
         kept = Kept(self.tokenizer, self.generation)
@@ -189,8 +191,10 @@ class Engine:
             elif self.generation.synced:
                 generate_ids(self.model, another[:1], self.generation)
         except Exception as error:
-            if not (self.alone and is_out_of_memory(error)):
+            if not is_out_of_memory(error):
                 raise
+            if not self.alone:  # the others wait inside a collective; the run starts again without answers
+                raise GenerationMemoryError(str(error)[:200], where=f"rank {self.ranks.rank}: generation") from error
             failed = True
         if highest(self.ranks, int(failed)):
             if torch.cuda.is_available():

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from sft_play.record.checkpoints import PREFIX
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.dist import Ranks, from_main
+
+
+class LossesOnlyCallback(TrainerCallback):
+    """Falls back at once, in a run that was started again because answers did not fit."""
+
+    def __init__(self, fall_back: Callable[[str], None], reason: str) -> None:
+        self.fall_back, self.reason = fall_back, reason
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.fall_back(self.reason)
 
 
 def choose_again(trainer: Any, run: RunDir, ranks: Ranks) -> None:

@@ -27,7 +27,7 @@ from sft_play.errors import (
     exit_code_of,
 )
 from sft_play.plan.build import Plan
-from sft_play.record.amendments import read_amendments
+from sft_play.record.amendments import LossesOnly, read_amendments
 from sft_play.record.checkpoints import step_of
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
@@ -35,6 +35,7 @@ from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.arguments import build_arguments
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
+from sft_play.runtime.fallback import LossesOnlyCallback
 from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.model import load_model, load_tokenizer
@@ -68,6 +69,9 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     trainer.add_callback(applied)
     if config.data.packing:
         trainer.add_callback(PackingCallback(trainer, job))
+    for amendment in read_amendments(job.run):
+        if isinstance(amendment, LossesOnly):
+            trainer.add_callback(LossesOnlyCallback(trainer.evaluation.fall_back, amendment.reason))
     if trainer.evaluation.missing or trainer.evaluation.refused:
         print(f"note: {'; '.join(filter(None, (trainer.evaluation.missing, trainer.evaluation.refused)))}")
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")

@@ -54,7 +54,7 @@ def test_a_model_that_learned_one_answer_scores_one(alone: dict[int, tuple[list,
             assert "What" not in one["prediction"]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("ddp", 7), ("ddp", 8), ("fsdp", 7), ("zero2", 7)])
+@pytest.mark.parametrize(("name", "rows"), [("ddp", 8), ("fsdp", 7), ("zero2", 7), ("zero3", 7)])
 def test_two_ranks_give_the_answers_and_scores_of_one(
     workplace: Workplace, alone: dict[int, tuple[list, list]], name: str, rows: int
 ) -> None:
@@ -81,3 +81,21 @@ def test_a_rank_that_runs_out_of_memory_in_generation_ends_generation_alone(work
     assert "eval_rougeL" in first
     assert "eval_rougeL" not in last
     assert outcome.record["best_step"] == (40 if last["eval_loss"] < first["eval_loss"] else 20)
+
+
+def test_where_ranks_hold_parts_of_the_model_the_run_starts_again_without_answers(workplace: Workplace) -> None:
+    code = 'if rank == 1 and len(calls) == 3: raise __import__("torch").OutOfMemoryError("CUDA out of memory")'
+    broken = broken_generation(workplace, code)
+    saving = {
+        "TRAIN_SAVE_STRATEGY": "steps",
+        "TRAIN_SAVE_STEPS": str(STEPS // 2),
+        "TRAIN_METRIC_FOR_BEST_MODEL": "rougeL",
+    }
+    done = run_fixed(workplace, CASES["fsdp"], 7, "oom", **broken, **saving)
+    assert done.code == 0, done.out[-2000:] + done.err
+    assert "generation ran out of memory; going on from the last checkpoint" in done.out
+    assert "the best checkpoint is chosen by eval_loss instead of rougeL" in done.out
+    outcome = Outcome(workplace.path / "runs/oom")
+    assert outcome.record["evaluation"]["mode"] == "loss"
+    assert outcome.record["evaluation"]["reason"] == "generation ran out of memory"
+    assert "eval_rougeL" not in evaluations(outcome.path)[-1]

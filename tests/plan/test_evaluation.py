@@ -14,7 +14,6 @@ from sft_play.facts.hardware import Hardware, parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import Plan, PlanInputs, make_plan
-from sft_play.plan.evaluation import GENERATES
 from sft_play.plan.evaluation_memory import cache_bytes
 from sft_play.plan.generation import generation_seconds
 from sft_play.plan.memory import estimate
@@ -88,16 +87,6 @@ def test_a_cpu_keeps_to_its_budget_without_a_prediction() -> None:
     found = plan("cpu", train={**GENERATE, "eval_batch_size": 2})
     assert (found.evaluation, found.eval_batch) == ("sample", 2)
     assert "10% of the training time" in found.evaluation_reason
-
-
-@pytest.mark.parametrize("strategy", ["zero3", "tp"])
-def test_strategies_that_do_not_generate_say_so(strategy: str) -> None:
-    if Placement(strategy) in GENERATES:
-        pytest.skip(f"{strategy} generates")
-    tuning = {"mode": "full"} if strategy == "tp" else {"mode": "lora"}
-    found = plan("4xH100-80", tuning=tuning, dist={"strategy": strategy}, train=GENERATE)
-    assert found.evaluation == "loss"
-    assert found.evaluation_reason == f"generation does not work under {strategy}"
 
 
 def test_a_metric_that_can_never_exist_is_refused_before_training() -> None:
