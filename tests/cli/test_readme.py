@@ -43,7 +43,11 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
         "deepspeed_configs",
     ):
         (folder / name).symlink_to(ROOT / name)
-    (folder / ".venv").symlink_to(sys.prefix)
+    # Not a link to the whole: torch would compile its extensions anew for each path of the environment.
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/installed").symlink_to(Path(sys.prefix) / "installed")
+    (folder / ".venv/bin/python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / ".venv/bin/python").chmod(0o755)
     (folder / "models").mkdir()
     (folder / "models/SmolLM2-135M-Instruct").symlink_to(tiny_model)
     (folder / "configs").mkdir()

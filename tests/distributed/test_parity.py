@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from tests.distributed.runs import CASES, SINGLE, STEPS, Case, Outcome, run_case, shared_run
 from tests.tiny import Workplace
@@ -25,9 +26,19 @@ ROUNDED = [
     ("qlora", "zero2"),
     ("qlora", "zero3"),
 ]
+# One representative a family runs in `make test`, the whole product in `make test-all`.
+LONG = {
+    *(("lora", name) for name in ("hsdp", "zero1", "zero2-offload", "zero3-offload", "zero3-params")),
+    ("lora-head", "hsdp"), ("full-bf16", "zero2"), ("lora-bf16", "ddp"), ("lora-bf16", "zero2"), ("qlora", "zero2"),
+}  # fmt: skip
 ROUNDED_BOUND = 5e-3
 # Adam's first steps have the length of the learning rate whatever the gradient: noise in a tiny one turns its sign.
 ROUNDED_STEP = STEPS * 1e-3
+
+
+def marked(pairs: list[tuple[str, str]]) -> list[ParameterSet]:
+    """The pairs as parameters, those of `LONG` marked slow."""
+    return [pytest.param(*pair, marks=pytest.mark.slow if pair in LONG else ()) for pair in pairs]
 
 
 def assert_applied(outcome: Outcome, single: Outcome, case: Case) -> None:
@@ -51,7 +62,7 @@ def assert_same_result(outcome: Outcome, single: Outcome, bound: float) -> None:
     assert max((ours[name] - theirs[name]).abs().max().item() for name in ours) < bound
 
 
-@pytest.mark.parametrize(("method", "name"), EXACT)
+@pytest.mark.parametrize(("method", "name"), marked(EXACT))
 def test_a_strategy_gives_the_curve_and_the_weights_of_one_process(shared: Workplace, method: str, name: str) -> None:
     case = CASES[name]
     single, outcome = shared_run(shared, method, SINGLE), shared_run(shared, method, case)
@@ -64,7 +75,7 @@ def test_a_strategy_gives_the_curve_and_the_weights_of_one_process(shared: Workp
     assert_same_result(outcome, single, 1e-5)
 
 
-@pytest.mark.parametrize(("method", "name"), ROUNDED)
+@pytest.mark.parametrize(("method", "name"), marked(ROUNDED))
 def test_in_16_bits_the_curves_stay_within_rounding(shared: Workplace, method: str, name: str) -> None:
     case = CASES[name]
     single, outcome = shared_run(shared, method, SINGLE), shared_run(shared, method, case)

@@ -36,7 +36,7 @@ def run(workplace: Workplace, name: str, *, packing: bool = False, **variables: 
     return Outcome(workplace.path / "runs" / name)
 
 
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("packing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_stopped_and_gone_on_with_is_the_straight_run(workplace: Workplace, packing: bool) -> None:
     straight = run(workplace, "run", packing=packing)
     losses, weights = straight.series("loss"), straight.weights
