@@ -28,9 +28,13 @@ ROUNDED = [
 ]
 # One representative a family runs in `make test`, the whole product in `make test-all`.
 LONG = {
+    *(("full", name) for name in ("zero1", "zero2-offload", "zero3-offload")),
     *(("lora", name) for name in ("hsdp", "zero1", "zero2-offload", "zero3-offload", "zero3-params")),
-    ("lora-head", "hsdp"), ("full-bf16", "zero2"), ("lora-bf16", "ddp"), ("lora-bf16", "zero2"), ("qlora", "zero2"),
-}  # fmt: skip
+    *(("lora-head", name) for name in ("hsdp", "zero3")),
+    *(("full-bf16", name) for name in ("zero2", "zero3")),
+    *(("lora-bf16", name) for name in ("ddp", "zero2", "zero3")),
+    ("qlora", "zero2"),
+}
 ROUNDED_BOUND = 5e-3
 # Adam's first steps have the length of the learning rate whatever the gradient: noise in a tiny one turns its sign.
 ROUNDED_STEP = STEPS * 1e-3

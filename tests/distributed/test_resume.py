@@ -18,7 +18,15 @@ SAVING = {"TRAIN_SAVE_STRATEGY": "steps", "TRAIN_SAVE_STEPS": "3", "TRAIN_MAX_ST
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [("lora", "ddp"), ("full", "fsdp"), ("qlora", "fsdp"), ("full", "tp"), ("full", "zero3"), ("qlora", "zero3")],
+    [
+        ("lora", "ddp"),
+        ("full", "fsdp"),
+        ("full", "zero3"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("qlora", "fsdp"), ("full", "tp"), ("qlora", "zero3"))
+        ),
+    ],
 )
 def test_a_resumed_run_is_the_straight_one_to_the_bit(workplace: Workplace, method: str, name: str) -> None:
     case = CASES[name]

@@ -72,6 +72,9 @@ def join_documents(workplace: Workplace) -> None:
     with pa.OSFile(str(entry / "train.arrow"), "wb") as sink, pa.ipc.new_stream(sink, joined.schema) as stream:
         stream.write_table(joined)
     manifest = json.loads((entry / "manifest.json").read_text())
+    facts = json.loads(manifest["facts"])
+    facts["splits"]["train"]["longest"] = max(sum(one) for one in packs.column("lengths").to_pylist())
+    manifest["facts"] = json.dumps(facts)
     manifest["bytes"]["train.arrow"] = (entry / "train.arrow").stat().st_size
     (entry / "manifest.json").write_text(json.dumps(manifest))
 
