@@ -74,8 +74,12 @@ def load(environ: Mapping[str, str]) -> Any:
     located = None if run else locate_model(str(model), None)
     if not probe_hardware(environment=environ).gpus:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # see launch/spec.py
+    import warnings
+
     import transformers
 
+    # Deprecations of the stack are for whoever upgrades it, not for whoever asks a question.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     from sft_play.runtime.generate import load_speaker
