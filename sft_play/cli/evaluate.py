@@ -177,7 +177,7 @@ def evaluate(
     from datasets import Dataset, disable_progress_bars
 
     from sft_play.runtime.evaluate import EvalSettings, evaluate_rows
-    from sft_play.runtime.standalone import generation_of, load_base, load_target, without_adapter
+    from sft_play.runtime.standalone import answers_of, load_base, load_target, without_adapter
 
     disable_progress_bars()
     data = Dataset.from_file(str(rows.file))
@@ -188,7 +188,7 @@ def evaluate(
     settings = EvalSettings(
         batch=asked.batch,
         autocast=asked.target.autocast,
-        generation=generation_of(asked.config, model, tokenizer, asked.target) if answers else None,
+        generation=answers_of(asked.config, model, tokenizer, asked.target) if answers else None,
         sources=rows.sources,
     )
     name = "tuned" if asked.target.adapter or asked.target.base else "model"

@@ -5,14 +5,14 @@ Which files are a split's is read off their names, as the hub does: `train.jsonl
 
 from __future__ import annotations
 
-import errno
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sft_play.errors import DataError, DiskFullError, EnvironmentProblem, SftPlayError
+from sft_play.facts.locate import causes_of, is_full_disk
 
 _NUMBERED = re.compile(r"-\d{5}-of-(\d{5})")
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w.-]+(?:/[\w.-]+)?))?")
@@ -151,9 +151,9 @@ def _explained(name: str, key: str, error: Exception, fetch: bool) -> SftPlayErr
         RepositoryNotFoundError,
     )
 
-    chain = list(_causes(error))
+    chain = list(causes_of(error))
     local = f"or download it elsewhere and give {key} the folder"
-    if any(_is_full_disk(one) for one in chain):
+    if any(is_full_disk(one) for one in chain):
         fix = "free space, or point HF_HOME to another disk"
         return DiskFullError(f"the disk filled up while fetching {name}", where=key, fix=fix)
     if isinstance(error, HFValidationError):
@@ -187,17 +187,3 @@ def _refused(name: str, status: int) -> str:
         429: f"the hub has had too many requests (429) to send {name}",
     }
     return reasons.get(status, f"the hub failed ({status}) while sending {name}")
-
-
-def _is_full_disk(error: BaseException) -> bool:
-    """The hub's own downloader, which is not Python, says it in words only."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return full or f"(os error {errno.ENOSPC})" in str(error)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

@@ -184,8 +184,8 @@ def _explained(name: str, revision: str | None, error: Exception) -> SftPlayErro
         RevisionNotFoundError,
     )
 
-    chain = list(_causes(error))
-    if any(_is_full_disk(one) for one in chain):
+    chain = list(causes_of(error))
+    if any(is_full_disk(one) for one in chain):
         fix = "free space, or point HF_HOME to another disk"
         return DiskFullError(f"the disk filled up while fetching {name}", where="model.name", fix=fix)
     if isinstance(error, HFValidationError):
@@ -232,13 +232,14 @@ def _refused(name: str, status: int) -> ModelUnreachableError:
     return ModelUnreachableError(f"the hub refused to send {name} ({status})", where="model.name")
 
 
-def _is_full_disk(error: BaseException) -> bool:
+def is_full_disk(error: BaseException) -> bool:
     """The hub's own downloader, which is not Python, says it in words only."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or f"(os error {errno.ENOSPC})" in str(error)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -16,7 +16,6 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from sft_play.config.schema import Config
 from sft_play.data.template import TextTokenizer
-from sft_play.plan.build import Plan
 from sft_play.runtime.answers import Answered, Engine, Generation, GenerationOutOfMemory, Prompt, prompts_of
 from sft_play.runtime.dist import Ranks, from_main
 from sft_play.runtime.eval_budget import BudgetCallback, Watch, choose_by_loss
@@ -49,7 +48,13 @@ class TrainingEvaluation:
         self.names = source_names(job.config)
         model = trainer.accelerator.unwrap_model(trainer.model)
         ends = end_token_ids(text_tokenizer, model.generation_config)
-        self.generation = generation_of(job.config, job.plan, ends, trainer.processing_class.pad_token_id)
+        self.generation = generation_of(
+            job.config,
+            ends,
+            trainer.processing_class.pad_token_id,
+            autocast=job.plan.autocast,
+            synced=job.plan.strategy in TOGETHER,
+        )
         self.cache = AnswerCache(self.folder / "cache.jsonl", settings_key(self.generation, job.plan.eval_batch))
         self.answers = ""
         self.generates = rows is not None and job.plan.evaluation in ("generate", "sample")
@@ -220,8 +225,14 @@ class TrainingEvaluation:
 SHOWN_SCORES = ("_rougeL", "_exact_match")
 
 
-def generation_of(config: Config, plan: Plan, end_ids: Sequence[int], pad_id: int) -> Generation:
-    """How the config wants answers made, as the plan's strategy needs it."""
+def generation_of(
+    config: Config, end_ids: Sequence[int], pad_id: int, *, autocast: str, synced: bool = False
+) -> Generation:
+    """How the config wants answers made.
+
+    Args:
+        synced: whether each forward pass is a collective.
+    """
     train = config.train
     return Generation(
         end_ids=tuple(end_ids),
@@ -232,8 +243,8 @@ def generation_of(config: Config, plan: Plan, end_ids: Sequence[int], pad_id: in
         temperature=train.generation_temperature,
         top_p=train.generation_top_p,
         seed=train.seed,
-        autocast=plan.autocast,
-        synced=plan.strategy in TOGETHER,
+        autocast=autocast,
+        synced=synced,
         keep_steps=train.eval_accumulation_steps,
         concat=train.eval_do_concat_batches,
     )

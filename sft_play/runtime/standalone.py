@@ -15,6 +15,7 @@ from sft_play.config.schema import Config
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import ModelError
 from sft_play.runtime.answers import Generation
+from sft_play.runtime.evaluation import generation_of
 from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
 from sft_play.runtime.model import DTYPES, keep_layout, load_tokenizer, quantization
@@ -110,20 +111,8 @@ def _load(target: Target, folder: Path) -> Any:
     return loaded.eval()
 
 
-def generation_of(config: Config, model: Any, tokenizer: PreTrainedTokenizerBase, target: Target) -> Generation:
+def answers_of(config: Config, model: Any, tokenizer: PreTrainedTokenizerBase, target: Target) -> Generation:
     """How answers are made: as the config says, ending where training taught it."""
-    train = config.train
     pad = tokenizer.pad_token_id
-    return Generation(
-        end_ids=tuple(end_token_ids(load_text_tokenizer(target.folder), model.generation_config)),
-        pad_id=pad if isinstance(pad, int) else 0,
-        max_new_tokens=train.generation_max_new_tokens,
-        num_beams=train.generation_num_beams,
-        do_sample=train.generation_do_sample,
-        temperature=train.generation_temperature,
-        top_p=train.generation_top_p,
-        seed=train.seed,
-        autocast=target.autocast,
-        keep_steps=train.eval_accumulation_steps,
-        concat=train.eval_do_concat_batches,
-    )
+    ends = end_token_ids(load_text_tokenizer(target.folder), model.generation_config)
+    return generation_of(config, ends, pad if isinstance(pad, int) else 0, autocast=target.autocast)
