@@ -156,8 +156,8 @@ def test_a_wrong_data_source_is_said_with_its_own_line(error_lines: ErrorLines) 
     assert [line.partition(" -> ")[0] for line in lines] == [
         "x.yaml:5: unknown key pth in data.train[1], nearest is path",
         "x.yaml:7: data.train[2].weight takes a number above 0, not -1",
-        "x.yaml:8: data.train[3].format takes one of auto, messages, sharegpt, alpaca, prompt_completion, text, "
-        'not "shargpt"',
+        "x.yaml:8: data.train[3].format takes one of auto, messages, sharegpt, alpaca, prompt_completion, "
+        'user_assistant, input_target, text, not "shargpt"',
         'x.yaml:8: data.train[3].max_rows takes a whole number (1 or more) or none, not "few"',
         "x.yaml:9: data.train[4] has no path",
         'x.yaml:11: data.train[6] takes a path, a hub id or {path: ...}, not ["x"]',
