@@ -16,7 +16,7 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-all bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-faults test-all bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -79,7 +79,10 @@ infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt
 	@$(SFT_PLAY) infer
 
 test: $(READY) ## Lint, type check and all tests but the long ones
-	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not slow and not demo"
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not slow and not fault and not demo"
+
+test-faults: $(READY) ## Every fault of docs/reliability.md put into real runs, and what the program makes of it
+	@.venv/bin/pytest -n 2 --dist worksteal -m "not slow" tests/faults
 
 test-all: $(READY) ## The long matrices too
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not demo"
