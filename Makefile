@@ -82,7 +82,7 @@ test: $(READY) ## Lint, type check and all tests but the long ones
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not slow and not fault and not demo"
 
 test-faults: $(READY) ## Every fault of docs/reliability.md put into real runs, and what the program makes of it
-	@.venv/bin/pytest -n 2 --dist worksteal -m "not slow" tests/faults
+	@.venv/bin/pytest -n 2 --dist worksteal -m "not slow" tests/faults tests/cli/test_verify_resume.py
 
 test-all: $(READY) ## The long matrices too
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not demo"

@@ -12,6 +12,7 @@ from sft_play.record.run_dir import RunDir
 from tests.tiny import Workplace
 
 
+@pytest.mark.fault
 def test_a_run_with_dropout_and_packing_is_proved(workplace: Workplace) -> None:
     workplace.config["tuning"] = {"mode": "lora", "lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
     workplace.write(data={**workplace.config["data"], "packing": True})

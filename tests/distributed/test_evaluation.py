@@ -54,7 +54,9 @@ def test_a_model_that_learned_one_answer_scores_one(alone: dict[int, tuple[list,
             assert "What" not in one["prediction"]
 
 
-@pytest.mark.parametrize(("name", "rows"), [("ddp", 8), ("fsdp", 7), ("zero2", 7), ("zero3", 7)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [("ddp", 8), ("fsdp", 7), pytest.param("zero2", 7, marks=pytest.mark.slow), ("zero3", 7)]
+)
 def test_two_ranks_give_the_answers_and_scores_of_one(
     workplace: Workplace, alone: dict[int, tuple[list, list]], name: str, rows: int
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_rank_that_runs_out_of_memory_in_generation_ends_generation_alone(work
     assert outcome.record["best_step"] == (40 if last["eval_loss"] < first["eval_loss"] else 20)
 
 
+@pytest.mark.slow
 def test_where_ranks_hold_parts_of_the_model_the_run_starts_again_without_answers(workplace: Workplace) -> None:
     code = 'if rank == 1 and len(calls) == 3: raise __import__("torch").OutOfMemoryError("CUDA out of memory")'
     broken = broken_generation(workplace, code)

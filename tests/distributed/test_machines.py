@@ -122,6 +122,7 @@ def test_a_machine_with_another_config_stops_both_and_the_key_is_named(
     assert "step  1/" not in results[0][1]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_killed_and_started_again_goes_on(
     shared: Workplace, machines: tuple[Machine, Machine, str]
 ) -> None:

@@ -11,19 +11,19 @@ from tests.tiny import Workplace
 PACKED = {"DATA_PACKING": "true", "TRAIN_MAX_STEPS": "6"}
 
 
-def test_packs_over_ranks_are_the_run_of_one_process(workplace: Workplace) -> None:
+@pytest.mark.parametrize("name", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+def test_packs_over_ranks_are_the_run_of_one_process(workplace: Workplace, name: str) -> None:
     done = run_case(workplace, "full", SINGLE, "single", **PACKED)
     assert done.code == 0, done.out[-2000:] + done.err
     assert "packed into 15 sequences" in done.out
     single = Outcome(workplace.path / "runs/single")
-    for name in ("ddp", "fsdp"):
-        done = run_case(workplace, "full", CASES[name], name, **PACKED)
-        assert done.code == 0, name + done.out[-2000:] + done.err
-        outcome = Outcome(workplace.path / "runs" / name)
-        assert outcome.record["applied"]["wrapper"].startswith(CASES[name].wrapper)
-        assert "packing: documents come out as alone" in done.out
-        assert outcome.series("loss") == pytest.approx(single.series("loss"), abs=5e-6), name
-        assert outcome.series("grad_norm") == pytest.approx(single.series("grad_norm"), abs=5e-5), name
-        assert outcome.series("num_tokens") == single.series("num_tokens"), name
-        ours, theirs = outcome.weights, single.weights
-        assert max((ours[key] - theirs[key]).abs().max().item() for key in theirs) < 1e-5, name
+    done = run_case(workplace, "full", CASES[name], name, **PACKED)
+    assert done.code == 0, done.out[-2000:] + done.err
+    outcome = Outcome(workplace.path / "runs" / name)
+    assert outcome.record["applied"]["wrapper"].startswith(CASES[name].wrapper)
+    assert "packing: documents come out as alone" in done.out
+    assert outcome.series("loss") == pytest.approx(single.series("loss"), abs=5e-6)
+    assert outcome.series("grad_norm") == pytest.approx(single.series("grad_norm"), abs=5e-5)
+    assert outcome.series("num_tokens") == single.series("num_tokens")
+    ours, theirs = outcome.weights, single.weights
+    assert max((ours[key] - theirs[key]).abs().max().item() for key in theirs) < 1e-5

@@ -14,6 +14,7 @@ import pytest
 
 from tests.tiny import Done, Workplace
 
+FAULT = pytest.mark.fault
 LONG = {"max_steps": 12, "save_steps": 4}
 
 
@@ -45,7 +46,10 @@ def slow(workplace: Workplace) -> Workplace:
     return workplace
 
 
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGTERM, 75, "stopped"), (signal.SIGINT, 130, "stopped")])
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 75, "stopped"), pytest.param(signal.SIGINT, 130, "stopped", marks=FAULT)],
+)
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_weights(
     slow: Workplace, number: signal.Signals, code: int, word: str
 ) -> None:
@@ -143,6 +147,7 @@ def test_another_config_may_not_continue_a_run(slow: Workplace) -> None:
     assert done.error_lines[2].split() == ["error:", "train.learning_rate", "0.01", "0.5"]
 
 
+@FAULT
 def test_without_a_name_a_changed_learning_rate_is_another_run(workplace: Workplace) -> None:
     workplace.config["run"] = {}
     workplace.write()
@@ -181,6 +186,7 @@ def test_a_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(workpla
     assert not list((workplace.path / "runs/tiny/checkpoints").glob("step-*"))
 
 
+@FAULT
 def test_a_run_whose_last_checkpoint_is_its_end_only_finishes(slow: Workplace) -> None:
     """Killed between the last save and the result: not one step more is trained."""
     assert slow.train().code == 0
