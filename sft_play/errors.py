@@ -210,7 +210,7 @@ class LossNotFiniteError(SftPlayError):
 
     exit_code = ExitCode.NOT_FINITE
     hint = "lower train.learning_rate, or use bf16 instead of fp16"
-    evidence = "the step, and whether it was the loss or the gradient"
+    evidence = "the step, the rank, the numbers of its rows, and the loss or the first tensor with a bad gradient"
 
 
 class RankFailedError(SftPlayError):

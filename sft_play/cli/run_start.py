@@ -172,7 +172,7 @@ def check_nvme(config: Config, plan: Plan) -> None:
 
 
 def refuse_ignored(config: Config, plan: Plan) -> None:
-    """A setting of DDP under another strategy would do nothing.
+    """A setting of DDP under another strategy would do nothing; DeepSpeed steps before it tells the norm.
 
     Raises:
         ConfigError: naming the key and the strategy that the plan took.
@@ -185,6 +185,12 @@ def refuse_ignored(config: Config, plan: Plan) -> None:
             f"it has no effect under {plan.strategy}",
             where=f"train.{set_keys[0]}",
             fix="remove it, or DIST_STRATEGY=ddp",
+        )
+    if config.train.on_spike == "skip" and plan.strategy.startswith("zero"):
+        raise ConfigError(
+            f"{plan.strategy} cannot skip a step: DeepSpeed takes it before the norm is known",
+            where="train.on_spike",
+            fix="set it to warn, or DIST_STRATEGY=fsdp",
         )
 
 

@@ -213,5 +213,7 @@ def finish(run: RunDir, config: Config, plan: Plan) -> None:
         change = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})" if before else f"{after:.4f}"
         say(f"held-out loss {change}")
     say(f"{record['steps']} steps in {record['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s")
+    if (spikes := record.get("spikes", {})).get("found"):
+        say(f"{spikes['found']} spikes of the gradient norm, {spikes['skipped']} steps skipped for them")
     say(f"result in {run.path / record['result']}")
     say(f"try it: make infer RUN={run.path}")

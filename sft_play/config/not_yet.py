@@ -47,8 +47,8 @@ def _other_than_tensorboard(value: Any) -> bool:
 
 
 _WHOLE_KEYS = (
-    "tuning.quantization.storage", 
-    "train.label_smoothing", "train.on_spike", "train.activation_offloading", "train.torch_compile",
+    "tuning.quantization.storage",
+    "train.label_smoothing", "train.activation_offloading", "train.torch_compile",
     "train.group_by_length", "train.save_minutes",
 )  # fmt: skip
 

@@ -239,7 +239,9 @@ class TrainSection(Section):
     neftune_noise_alpha: Positive | None = None
     """Noise on the embeddings while training (NEFTune)."""
     on_spike: Literal["warn", "skip"] = "warn"
-    """What follows a gradient norm far outside its recent range; nothing looks for one yet, whatever stands here."""
+    """A gradient norm of more than 10 x the median of the last 64 steps (from step 17 on): `warn` says so, `skip` also
+    leaves the step out: no weight and no optimizer state changes, while step count, data and schedule go on.
+    """
     gradient_checkpointing: bool | Auto = "auto"
     """Keep one activation a layer and recompute the rest; saves memory, costs about a third more time."""
     activation_offloading: bool = False

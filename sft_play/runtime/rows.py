@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset, concatenate_datasets
@@ -20,12 +21,20 @@ from sft_play.plan.build import Plan
 from sft_play.runtime.collate import IGNORED, LENGTHS
 from sft_play.runtime.job import SOURCE
 
+ROW = "row"
+"""Column of training rows: the number of the row among the prepared ones, from 0; -1 for one that fills a batch."""
+
+
+def numbered(rows: Any) -> Any:
+    """Training rows with their numbers; a stream has none."""
+    return rows.add_column(ROW, np.arange(len(rows))) if isinstance(rows, Dataset) else rows
+
 
 def silent_row(rows: Dataset) -> dict[str, Any]:
     """Two tokens of the first row, nothing of them learned; for packs one document."""
     token = rows[0]["input_ids"][0]
     row: dict[str, Any] = {"input_ids": [token, token], "labels": [IGNORED, IGNORED]}
-    extra = {LENGTHS: [2], SOURCE: 0}
+    extra = {LENGTHS: [2], SOURCE: 0, ROW: -1}
     return row | {name: value for name, value in extra.items() if name in rows.column_names}
 
 
@@ -63,16 +72,16 @@ class SilentWhereEmpty:
 
 
 @dataclass(frozen=True)
-class KeepSources:
-    """A collator that hands on the number of each evaluation row's source, which no model takes."""
+class KeepNumbers:
+    """A collator that hands on the numbers of training rows and of evaluation rows' sources, which no model takes."""
 
     collate: Any
 
     def __call__(self, examples: list[Any]) -> Any:
-        if SOURCE not in examples[0]:
-            return self.collate(examples)
-        bare = [{name: value for name, value in row.items() if name != SOURCE} for row in examples]
-        return {**self.collate(bare), SOURCE: torch.tensor([row[SOURCE] for row in examples])}
+        kept = [name for name in (SOURCE, ROW) if name in examples[0]]
+        bare = [{name: value for name, value in row.items() if name not in kept} for row in examples]
+        numbers = {name: torch.tensor([row[name] for row in examples]) for name in kept}
+        return {**self.collate(bare), **numbers}
 
 
 def repeat_no_row(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -14,7 +14,6 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from sft_play.data.template import load_text_tokenizer
-from sft_play.errors import LossNotFiniteError
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
@@ -24,11 +23,13 @@ from sft_play.runtime.collate import LENGTHS, REAL_TOKENS, PackCollator
 from sft_play.runtime.dist import Ranks
 from sft_play.runtime.evaluate import row_sums
 from sft_play.runtime.evaluation import TrainingEvaluation, timed_losses
+from sft_play.runtime.finite import Finite, poisoned
 from sft_play.runtime.fitting import Fitting
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import SOURCE, Job
-from sft_play.runtime.rows import KeepSources, SilentWhereEmpty, filled, repeat_no_row, silent_row
+from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
+from sft_play.runtime.spikes import spikes_of
 from sft_play.runtime.tally import Tally
 
 # A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
@@ -48,7 +49,8 @@ class SftPlayTrainer(SFTTrainer):
         self.stamp = stamp
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
-        self.keeps_shards = False
+        self.keeps_shards = self.skips_spikes = False
+        self.finite = Finite()
         self.evaluation: TrainingEvaluation  # given once the trainer is built
         alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         # Not the optimizer's: accelerate lets that do nothing between the micro-batches of a step.
@@ -61,7 +63,7 @@ class SftPlayTrainer(SFTTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns += [one for one in (LENGTHS, SOURCE) if one not in self._signature_columns]
+        self._signature_columns += [one for one in (LENGTHS, SOURCE, ROW) if one not in self._signature_columns]
 
     def compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """trl's loss; of packs it would count the positions of one row as the tokens of all."""
@@ -70,11 +72,11 @@ class SftPlayTrainer(SFTTrainer):
         if real is not None:
             self._total_train_tokens = counted + int(self.accelerator.gather(real).sum()) // self._tp_size
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        return found
+        return (poisoned(found[0]), *found[1:]) if isinstance(found, tuple) else poisoned(found)
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *items: Any, **named: Any) -> torch.Tensor:
         """One micro-batch, in parts where it does not fit."""
-        counted, upstream = self._total_train_tokens, super().training_step
+        counted, upstream, rows = self._total_train_tokens, super().training_step, inputs.pop(ROW, None)
 
         def recount() -> None:
             self._total_train_tokens = counted
@@ -83,17 +85,22 @@ class SftPlayTrainer(SFTTrainer):
             return upstream(model, part, *items, **named)
 
         loss = self.fitting.train(self.state.global_step, inputs, once, recount)
-        if not torch.isfinite(loss):
-            raise LossNotFiniteError(f"the loss is {loss.item()}", where=f"step {self.state.global_step + 1}")
+        self.finite.add(self.state.global_step, loss, rows)
+        if self.accelerator.sync_gradients:
+            self.finite.measure(model)
         return loss
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Upstream's; called once a step, after accumulation and before the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
-        # Under fp16 an infinite norm is the loss scaler's business: it skips the step and lowers the scale.
-        if not self.args.fp16 and norm is not None and not math.isfinite(float(norm)):
-            raise LossNotFiniteError(
-                f"the gradient norm is {float(norm)}, before the step", where=f"step {self.state.global_step + 1}"
-            )
+        if norm is None:
+            return norm
+        if not math.isfinite(float(norm)):
+            self.finite.refuse(float(norm), scaled=self.args.fp16)
+            return norm
+        spikes, step = spikes_of(self.callback_handler.callbacks), self.state.global_step + 1
+        if spikes.is_spike(float(norm), step, skip=self.skips_spikes) and self.skips_spikes:
+            model.zero_grad()  # without a gradient no optimizer touches a weight, nor its state
         return norm
 
     def prediction_step(
@@ -181,7 +188,7 @@ def build_trainer(
     job: Job, arguments: SFTConfig, model: Any, tokenizer: Any, callbacks: list[TrainerCallback], ranks: Ranks
 ) -> SftPlayTrainer:
     """The trainer for the job's prepared rows or packs."""
-    held_out, rows = job.dataset("validation"), job.dataset("train")
+    held_out, rows = job.dataset("validation"), numbered(job.dataset("train"))
     trainer = SftPlayTrainer(
         job.run,
         job.stamp,
@@ -194,12 +201,13 @@ def build_trainer(
     )
     flat = job.plan.attention.startswith("flash")
     collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
-    trainer.data_collator = SilentWhereEmpty(KeepSources(collator), silent_row(job.first_rows(rows)))
+    trainer.data_collator = SilentWhereEmpty(KeepNumbers(collator), silent_row(job.first_rows(rows)))
     text_tokenizer = load_text_tokenizer(job.model_path, job.config.model.chat_template)
     trainer.evaluation = TrainingEvaluation(trainer, job, held_out, text_tokenizer, ranks)
     # Where accelerate has left FSDP out, there is no plugin; the check at start says so.
     if plugin := getattr(trainer.accelerator.state, "fsdp_plugin", None):
         plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
+    trainer.finite.ranks, trainer.skips_spikes = ranks, job.config.train.on_spike == "skip"
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS
     trainer.args.save_only_model = False  # the arguments said otherwise where the Trainer knows no way to save shards
     trainer.save_limit = job.config.train.save_total_limit

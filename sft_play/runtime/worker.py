@@ -42,6 +42,7 @@ from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
+from sft_play.runtime.spikes import spikes_of
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
 
@@ -95,6 +96,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "tokens_per_second": round(progress.tokens_per_second, 1),
         "peak_memory_bytes": peak_memory_bytes(plan.device),
+        "spikes": spikes_of(trainer.callback_handler.callbacks).summary(),
         "amendments": [asdict(one) for one in read_amendments(job.run)],
         "predicted": plan.predicted,
         "measured": measured_memory(plan.device, resident),

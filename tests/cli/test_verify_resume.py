@@ -6,6 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from sft_play.cli.verify_resume import compare
 from sft_play.record.manifest import write_manifest
 from sft_play.record.run_dir import RunDir
