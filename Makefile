@@ -16,7 +16,7 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-faults test-all bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-faults test-all soak bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -86,6 +86,9 @@ test-faults: $(READY) ## Every fault of docs/reliability.md put into real runs, 
 
 test-all: $(READY) ## The long matrices too
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not demo"
+
+soak: $(READY) ## Kill a tiny run at random moments and compare it with the straight one, to the bit (KILLS=200, SEED=0)
+	@.venv/bin/python -m benchmarks.soak
 
 bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
 	@.venv/bin/python -m benchmarks.overhead

@@ -16,7 +16,7 @@ from sft_play.facts.locate import ModelFolder
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import Plan
 from sft_play.plan.disk import estimate_run_bytes
-from sft_play.record.checkpoints import newest_first, newest_good, step_of
+from sft_play.record.checkpoints import newest_first, newest_good, step_of, sweep
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import read_record, trim_metrics
 from sft_play.record.stamp import Identities
@@ -71,6 +71,8 @@ def where_to_start(
         ResumeRefusedError: no checkpoint is good, they are of another run, or `must` resume and there is none.
     """
     main = config.dist.node_rank == 0
+    if main:
+        sweep(run)
     if config.run.resume == "never" and not again:
         if main and (newest_first(run) or read_record(run)):
             shelve(run)

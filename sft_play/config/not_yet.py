@@ -49,7 +49,7 @@ def _other_than_tensorboard(value: Any) -> bool:
 _WHOLE_KEYS = (
     "tuning.quantization.storage",
     "train.label_smoothing", "train.activation_offloading", "train.torch_compile",
-    "train.group_by_length", "train.save_minutes",
+    "train.group_by_length",
 )  # fmt: skip
 
 NOT_YET: tuple[NotYet, ...] = (

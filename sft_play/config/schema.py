@@ -313,7 +313,7 @@ class TrainSection(Section):
     save_steps: Count = 500
     """Optimizer steps between two checkpoints."""
     save_minutes: Positive | None = None
-    """Minutes between two checkpoints, beside `save_steps`."""
+    """Minutes after the last checkpoint at which another is due, at the end of a step, beside `save_strategy`."""
     save_total_limit: Count | None = 2
     """Checkpoints kept; the best and the newest are never deleted."""
     logging_steps: Count = 1

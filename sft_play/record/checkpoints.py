@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.errors import ResumeRefusedError
-from sft_play.record.manifest import NAME, folder_problem, read_manifest, stamp_of, sync_folder, write_manifest
+from sft_play.record.manifest import folder_problem, read_manifest, stamp_of, sync_folder, write_manifest
 from sft_play.record.run_dir import RunDir
 from sft_play.record.signature import is_signed
 from sft_play.record.stamp import VERSION as STAMP_VERSION
 from sft_play.record.stamp import stamp_differences
 
 PREFIX = "step-"
+TRASH, REPLACED = ".trash-", ".replaced-"
 # Strategies whose engine loads its own files by unpickling.
 UNPICKLES = "zero"
 
@@ -27,29 +28,57 @@ def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
     """
     staging = run.checkpoints / ".staging"
     if clear:
-        for left in [staging, *run.checkpoints.glob(".trash-*")]:
-            shutil.rmtree(left, ignore_errors=True)
+        sweep_checkpoints(run)
         staging.mkdir(parents=True)
     return staging
 
 
 def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any]) -> Path:
-    """Give a complete staged folder its name, `checkpoints/step-N`."""
+    """Give a complete staged folder its name, `checkpoints/step-N`; one of that name gives way only then."""
     write_manifest(staged, {"step": step, "stamp": stamp})
     target = run.checkpoints / f"{PREFIX}{step}"
+    replaced = target.with_name(f"{REPLACED}{target.name}")
     if target.exists():
-        _discard(target)
+        target.rename(replaced)
     staged.rename(target)
     sync_folder(run.checkpoints)
+    if replaced.exists():
+        _discard(replaced)
+    shutil.rmtree(staged.parent)
     return target
 
 
-def rotate(run: RunDir, keep: int | None, best_step: int | None) -> None:
-    """Delete the oldest checkpoints of this run beyond `keep`, never the newest and never the best."""
-    folders = [folder for folder in newest_first(run) if (folder / NAME).is_file()]
-    for folder in folders[keep:] if keep else []:
+def rotate(run: RunDir, keep: int | None, newest: Path, best_step: int | None) -> None:
+    """Delete the oldest checkpoints of this run beyond `keep`, never the newest and never the best.
+
+    A folder that this run did not write (no manifest, another stamp, a later step) is neither deleted nor counted.
+
+    Args:
+        newest: the one just published.
+    """
+    stamp = stamp_of(read_manifest(newest))
+    earlier = [folder for folder in newest_first(run) if step_of(folder) < step_of(newest)]
+    own = [newest, *(folder for folder in earlier if _is_of(folder, stamp))]
+    for folder in own[keep:] if keep else []:
         if folder.name != f"{PREFIX}{best_step}":
             _discard(folder)
+
+
+def sweep(run: RunDir) -> None:
+    """Take away what a killed process of this run left half done; called by whoever holds the run's lock."""
+    sweep_checkpoints(run)
+    for folder in (run.path, run.own, run.launch, run.attempts, run.data):
+        for left in folder.glob(".*.new"):  # half a result, or half a file that would have replaced another
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def sweep_checkpoints(run: RunDir) -> None:
+    """Drop half a checkpoint and half a deletion; a replaced checkpoint without a successor gets its name back."""
+    for replaced in run.checkpoints.glob(f"{REPLACED}*"):
+        target = replaced.with_name(replaced.name.removeprefix(REPLACED))
+        _discard(replaced) if target.exists() else replaced.rename(target)
+    for left in [run.checkpoints / ".staging", *run.checkpoints.glob(f"{TRASH}*")]:
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def newest_first(run: RunDir) -> list[Path]:
@@ -123,6 +152,14 @@ def refuse_another_run(folder: Path, made: dict[str, Any], now: dict[str, Any], 
     )
 
 
+def _is_of(folder: Path, stamp: dict[str, Any]) -> bool:
+    """Whether a checkpoint was written by the run of this stamp."""
+    try:
+        return not stamp_differences(stamp_of(read_manifest(folder)), stamp)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint, which is never deleted, to a name that is free."""
     number, target = 1, folder.with_name(f"damaged-{folder.name}")
@@ -134,7 +171,7 @@ def set_aside(folder: Path) -> Path:
 
 def _discard(folder: Path) -> None:
     """Rename before deleting, so that a kill in between leaves no half checkpoint under a good name."""
-    trash = folder.with_name(f".trash-{folder.name}")
+    trash = folder.with_name(f"{TRASH}{folder.name.removeprefix(REPLACED)}")
     if trash.exists():
         shutil.rmtree(trash)
     folder.rename(trash)

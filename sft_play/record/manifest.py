@@ -30,7 +30,8 @@ def write_manifest(folder: Path, about: dict[str, Any]) -> None:
     manifest["signature"] = sign(manifest)
     manifest["checksum"] = _checksum(manifest)
     write_atomic(folder / NAME, _text(manifest))
-    sync_folder(folder)
+    for inside in [*(entry for entry in folder.rglob("*") if entry.is_dir()), folder]:
+        sync_folder(inside)
 
 
 def folder_problem(folder: Path) -> str:

@@ -36,6 +36,8 @@ def build_callbacks(
     stop.ranks = ranks
     budget = BudgetCallback(config.train.eval_time_budget)
     watching: list[TrainerCallback] = [stop, ProgressCallback(), SpikeCallback(), budget]
+    if config.train.save_minutes is not None:
+        watching.append(SaveMinutesCallback(config.train.save_minutes, ranks))
     if ranks.world_size > 1:
         watching.append(BeatCallback(run.launch, ranks.rank))
     if ranks.main:
@@ -140,6 +142,27 @@ class SaveBestCallback(TrainerCallback):
             or (value > state.best_metric if args.greater_is_better else value < state.best_metric)
         ):
             control.should_save = True
+
+
+class SaveMinutesCallback(TrainerCallback):
+    """Write a checkpoint once so many minutes have passed since the last one, or since training began.
+
+    Rank 0's clock decides for all: a save is a collective, and clocks differ.
+    """
+
+    def __init__(self, minutes: float, ranks: Ranks) -> None:
+        self.seconds, self.ranks, self.saved = 60 * minutes, ranks, time.monotonic()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.saved = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        due = self.ranks.main and time.monotonic() - self.saved >= self.seconds
+        if highest(self.ranks, int(due)):
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.saved = time.monotonic()
 
 
 class StopCallback(TrainerCallback):

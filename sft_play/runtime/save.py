@@ -14,7 +14,7 @@ from sft_play.config.schema import TuningMode
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import AppliedDiffersError
 from sft_play.record.checkpoints import PREFIX
-from sft_play.record.manifest import write_manifest
+from sft_play.record.manifest import sync_folder, write_manifest
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
@@ -57,6 +57,7 @@ def write_result(
     write_manifest(staging, {"stamp": stamp})
     shutil.rmtree(target, ignore_errors=True)
     staging.rename(target)
+    sync_folder(target.parent)
 
 
 def check_tensors(weights: dict[str, torch.Tensor]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from sft_play.runtime.finite import Finite, poisoned
 from sft_play.runtime.fitting import Fitting
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import SOURCE, Job
+from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
 from sft_play.runtime.spikes import spikes_of
@@ -59,7 +59,12 @@ class SftPlayTrainer(SFTTrainer):
             train_in_fp32(self.model)
 
     def get_train_dataloader(self) -> Any:
-        return repeat_no_row(super().get_train_dataloader())
+        loader = repeat_no_row(super().get_train_dataloader())
+        if self.args.ignore_data_skip:
+            # A stream that goes on is opened in the middle of an epoch, where the straight run draws no seed for its
+            # workers: not from the generator that dropout draws from.
+            loader.generator = torch.Generator()
+        return loader
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -134,24 +139,25 @@ class SftPlayTrainer(SFTTrainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
-        main, target = self.accelerator.is_main_process, self.args.output_dir
-        staging = staging_folder(self.run, clear=main)
+        main, target, step = self.accelerator.is_main_process, self.args.output_dir, self.state.global_step
+        staging, needed = staging_folder(self.run, clear=main), bytes_of_next(self.run, self.model, step)
+        if main:
+            check_room(self.run.checkpoints, step, needed)
         self.accelerator.wait_for_everyone()
         self.args.output_dir = str(staging)
-        try:
-            Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)  # a half checkpoint must not go on filling a full disk
-            raise
-        finally:
-            self.args.output_dir = target
-        self.accelerator.wait_for_everyone()
+        with half_dropped(staging, step, needed):
+            try:
+                Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
+            finally:
+                self.args.output_dir = target
+            self.accelerator.wait_for_everyone()
+            if main:
+                (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
+                for needless in NEVER_READ:
+                    (staged / needless).unlink(missing_ok=True)
+                published = publish(self.run, staged, step, dict(self.stamp))
         if main:
-            (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
-            for needless in NEVER_READ:
-                (staged / needless).unlink(missing_ok=True)
-            publish(self.run, staged, self.state.global_step, dict(self.stamp))
-            rotate(self.run, self.save_limit, self.state.best_global_step)
+            rotate(self.run, self.save_limit, published, self.state.best_global_step)
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

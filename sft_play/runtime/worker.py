@@ -20,6 +20,7 @@ import transformers
 from transformers import TrainerState, set_seed
 
 from sft_play.config.schema import TuningMode
+from sft_play.config.secrets import redacted
 from sft_play.errors import (
     AppliedDiffersError,
     ExitCode,
@@ -28,7 +29,7 @@ from sft_play.errors import (
 )
 from sft_play.plan.build import Plan
 from sft_play.record.amendments import LossesOnly, read_amendments
-from sft_play.record.checkpoints import step_of
+from sft_play.record.checkpoints import rotate, step_of
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
@@ -122,6 +123,8 @@ def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
     trainer.state = state
     trainer._load_callback_state()
     scatter_weights(trainer.accelerator.unwrap_model(trainer.model), checkpoint)
+    if trainer.accelerator.is_main_process:  # what was killed after its last save may not have rotated
+        rotate(trainer.run, trainer.save_limit, checkpoint, state.best_global_step)
     print(f"training ended at step {state.global_step}; finishing from its checkpoint")
     return True
 
@@ -235,7 +238,7 @@ def main(run_json: Path) -> int:
         known = as_user_error(error, job.run, job.plan, rank)
         if known is None:
             with contextlib.suppress(OSError), job.run.log.open("a", encoding="utf-8") as log:
-                traceback.print_exc(file=log)
+                log.write(redacted(traceback.format_exc()))
             place = f"rank {rank}" if job.plan.world_size > 1 else "worker"
             known = RankFailedError(f"{type(error).__name__}: {error}", where=place, fix=f"see {job.run.log}")
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself

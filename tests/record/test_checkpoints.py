@@ -98,7 +98,7 @@ def test_rotation_keeps_the_newest_and_the_best_and_touches_nothing_foreign(run:
     foreign = run.checkpoints / "step-1000"
     foreign.mkdir()
     (foreign / "mine.txt").write_text("mine")
-    rotate(run, keep=2, best_step=1)
+    rotate(run, 2, run.checkpoints / "step-5", best_step=1)
     assert steps(run) == [1000, 5, 4, 1]
     assert (foreign / "mine.txt").read_text() == "mine"
 
