@@ -120,9 +120,12 @@ def engine_arguments(config: Config, plan: Plan, run: RunDir) -> dict[str, Any]:
         "cpu_ram_efficient_loading": False,
         "state_dict_type": "FULL_STATE_DICT",
     }
+    # Else whole gradients would be kept between the micro-batches of a step, which the plan does not count, and torch
+    # stumbles over units without a gradient.
+    each = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
     if plan.sharding_factor is None:
-        return {"fsdp": True, "fsdp_config": fsdp}
+        return {"fsdp": True, "fsdp_config": fsdp, **each}
     mesh = ParallelismConfig(
         dp_replicate_size=plan.world_size // plan.sharding_factor, dp_shard_size=plan.sharding_factor
     )
-    return {"fsdp": True, "fsdp_config": fsdp, "parallelism_config": mesh}
+    return {"fsdp": True, "fsdp_config": fsdp, "parallelism_config": mesh, **each}

@@ -59,12 +59,16 @@ class SftPlayTrainer(SFTTrainer):
             train_in_fp32(self.model)
 
     def get_train_dataloader(self) -> Any:
-        loader = repeat_no_row(super().get_train_dataloader())
-        if self.args.ignore_data_skip:
-            # A stream that goes on is opened in the middle of an epoch, where the straight run draws no seed for its
-            # workers: not from the generator that dropout draws from.
-            loader.generator = torch.Generator()
-        return loader
+        return repeat_no_row(super().get_train_dataloader())
+
+    def get_batch_samples(self, *items: Any) -> Any:
+        """A step's batches. Opening a stream draws random numbers, and a run that goes on opens it later than the
+        straight run did: dropout must not see that.
+        """
+        if not self.args.ignore_data_skip:
+            return super().get_batch_samples(*items)
+        with torch.random.fork_rng(devices=[]):
+            return super().get_batch_samples(*items)
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()

@@ -48,7 +48,7 @@ PAIRS = [
     Setting("single", "full", "plain", "mid-epoch", 0.0, 2),
     Setting("single", "lora", "packed", "at an epoch's end", 0.1, 1),
     Setting("single", "qlora", "mixed", "across epochs", 0.1, 2),
-    Setting("single", "lora", "streamed", "mid-epoch", 0.0, 1),
+    Setting("single", "lora", "streamed", "mid-epoch", 0.1, 1),
     Setting("ddp", "lora", "mixed", "mid-epoch", 0.1, 1),
     Setting("ddp", "qlora", "streamed", "at an epoch's end", 0.0, 2),
     Setting("ddp", "full", "packed", "across epochs", 0.0, 1),
