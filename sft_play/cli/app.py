@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
+from sft_play.config.secrets import redacted
 from sft_play.errors import (
     EnvironmentProblem,
     ExitCode,
@@ -85,10 +86,10 @@ def main() -> int:
 def fail(error: SftPlayError, *, debug: bool) -> int:
     """Print an error, its traceback under `--debug`; returns the exit code."""
     if debug:
-        traceback.print_exc()
+        print(redacted(traceback.format_exc()), end="", file=sys.stderr)
     with contextlib.suppress(BrokenPipeError):  # nobody listens; the code says it
         for line in error.lines():
-            print(f"error: {line}", file=sys.stderr)
+            print(redacted(f"error: {line}"), file=sys.stderr)
     return exit_code_of(error)
 
 

@@ -1,8 +1,10 @@
-"""Credentials have no place in a config: a run's folder keeps a copy of it."""
+"""Credentials have no place in a config, which a run's folder keeps a copy of, nor in anything that is said or kept."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sft_play.config.origin import Setting
@@ -15,6 +17,30 @@ _TOKEN = re.compile(
     ) | ://[^/\s:@]+:[^/\s@]+@""",
     re.VERBOSE,
 )
+
+# A shorter value is no secret, and taking it out would tear words apart.
+SHORTEST_SECRET = 6
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_NO_SECRET = re.compile(r"_(PATH|FILE|DIR|URL)$|^TOKENIZERS_", re.IGNORECASE)
+_IN_URL = re.compile(r"://([^/\s@]+)@")
+
+
+def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """The text with `***` for the values of secret variables and for credentials in URLs: the stack's messages may
+    quote what they were given.
+
+    Args:
+        environ: the environment to protect; by default this process's own.
+    """
+    for secret in _secrets(os.environ if environ is None else environ):
+        text = text.replace(secret, "***")
+    return _IN_URL.sub("://***@", text) if "://" in text else text
+
+
+def _secrets(environ: Mapping[str, str]) -> Iterable[str]:
+    named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _NO_SECRET.search(name)]
+    in_urls = [found[1].partition(":")[2] for value in environ.values() for found in _IN_URL.finditer(value)]
+    return sorted({one for one in (*named, *in_urls) if len(one) >= SHORTEST_SECRET}, key=len, reverse=True)
 
 
 def looks_secret(value: Any) -> bool:

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from sft_play.config.secrets import redacted
 from sft_play.errors import ExitCode
 from sft_play.launch.processes import adopt_orphans, descendants, end_all, ranks_below, send
 from sft_play.launch.spec import LaunchSpec
@@ -52,7 +54,7 @@ def execute(
             spec.argv if spec.alone else tied(signal.SIGKILL, *spec.argv),
             env={**environ, **spec.environment, "SFT_PLAY_PARENT": str(os.getpid())},
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if spec.alone else log,
+            stderr=subprocess.STDOUT if spec.alone else log,  # no pipe: ranks outlive a killed parent while they save
             start_new_session=True,
             pass_fds=(lock,) if lock is not None else (),
         )
@@ -69,6 +71,7 @@ def execute(
     finally:
         watch.stop()
         end_all(os.getpid(), keep=before)
+        _scrub(run.log)
     if watch.verdict:
         return int(ExitCode.RANK_FAILED), watch.verdict
     if asked.interrupts > 1 and returned == -signal.SIGKILL:
@@ -77,7 +80,8 @@ def execute(
 
 
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:
-    for line in iter(source.readline, b""):
+    for raw in iter(source.readline, b""):
+        line = _redacted(raw)
         with contextlib.suppress(OSError):  # a full disk: the terminal still shows it, the worker tells the reason
             log.write(line)
         try:
@@ -85,6 +89,18 @@ def _copy(source: IO[bytes], log: IO[bytes]) -> None:
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # the reader has gone (`make train | head`); the run goes on into run.log
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def _scrub(path: Path) -> None:
+    """Take secrets out of what launchers and native code wrote into the log by themselves."""
+    with contextlib.suppress(OSError):
+        text = path.read_bytes()
+        if (clean := _redacted(text)) != text:
+            path.write_bytes(clean)
+
+
+def _redacted(line: bytes) -> bytes:
+    return redacted(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sft_play.config.secrets import redacted
 from sft_play.record.run_dir import RunDir, write_atomic
 
 VERSION = 1
@@ -29,7 +30,7 @@ def trim_metrics(path: Path, step: int) -> None:
 
 def write_record(run: RunDir, values: dict[str, Any]) -> None:
     """Replace record.json."""
-    write_atomic(run.record, json.dumps({"version": VERSION, **values}, indent=2) + "\n")
+    write_atomic(run.record, redacted(json.dumps({"version": VERSION, **values}, indent=2)) + "\n")
 
 
 def read_record(run: RunDir) -> dict[str, Any] | None:
@@ -47,7 +48,7 @@ def write_exit(folder: Path, code: int, lines: list[str], rank: int = 0, kind: s
         kind: name of the error's class.
     """
     outcome = {"code": code, "lines": lines, "rank": rank, "kind": kind, "time": time.time()}
-    write_atomic(folder / f"exit-{rank}.json", json.dumps(outcome))
+    write_atomic(folder / f"exit-{rank}.json", redacted(json.dumps(outcome)))
 
 
 def clear_exits(folder: Path) -> None:

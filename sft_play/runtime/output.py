@@ -1,10 +1,12 @@
-"""A worker's output when the one who reads it has gone."""
+"""A worker's output: without secrets, and going on when the one who reads it has gone."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 from typing import TextIO
+
+from sft_play.config.secrets import redacted
 
 
 class LastingStream(io.TextIOBase):
@@ -15,6 +17,7 @@ class LastingStream(io.TextIOBase):
         self.log = log
 
     def write(self, text: str) -> int:
+        text = redacted(text)
         try:
             return self.stream.write(text)
         except OSError:

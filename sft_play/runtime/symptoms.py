@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from sft_play.errors import DiskFullError, EnvironmentProblem, OutOfMemoryError, RankFailedError, SftPlayError
+from sft_play.errors import (
+    DiskFullError,
+    EnvironmentProblem,
+    OutOfMemoryError,
+    RankFailedError,
+    ResumeRefusedError,
+    SftPlayError,
+)
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.stream import StreamFailed
@@ -44,6 +51,12 @@ SYMPTOMS = (
         RankFailedError,
         "NCCL cannot talk between the GPUs",
         "NCCL_DEBUG=INFO shows why; NCCL_P2P_DISABLE=1 leaves out direct links, DIST_SYNC_BACKEND=gloo leaves out NCCL",
+    ),
+    Symptom(
+        r"(?i)weights.only load failed|unpicklingerror",
+        ResumeRefusedError,
+        "a file of the checkpoint holds more than plain values, and was not run",
+        "delete that checkpoint to go on from an older one, or RUN_RESUME=never starts anew",
     ),
     Symptom(
         r"(?i)process group has not been initialized",

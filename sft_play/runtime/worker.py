@@ -20,6 +20,7 @@ import transformers
 from transformers import TrainerState, set_seed
 
 from sft_play.config.schema import TuningMode
+from sft_play.config.secrets import redacted
 from sft_play.errors import (
     AppliedDiffersError,
     ExitCode,
@@ -237,7 +238,7 @@ def main(run_json: Path) -> int:
         known = as_user_error(error, job.run, job.plan, rank)
         if known is None:
             with contextlib.suppress(OSError), job.run.log.open("a", encoding="utf-8") as log:
-                traceback.print_exc(file=log)
+                log.write(redacted(traceback.format_exc()))
             place = f"rank {rank}" if job.plan.world_size > 1 else "worker"
             known = RankFailedError(f"{type(error).__name__}: {error}", where=place, fix=f"see {job.run.log}")
         with contextlib.suppress(OSError):  # on a full disk the code still reaches the parent by itself

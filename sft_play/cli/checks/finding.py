@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from sft_play.config.schema import Config
+from sft_play.config.secrets import redacted
 from sft_play.errors import SeveralErrors, SftPlayError
 from sft_play.facts.hardware import Hardware
 
@@ -79,22 +79,9 @@ def failed(name: str, error: SftPlayError) -> list[Finding]:
     return [fail(name, f"{one.where}: {one.what}" if one.where else one.what, one.fix) for one in errors]
 
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
-_IN_URL = re.compile(r"://[^/\s@]+@")
-SHORTEST_SECRET = 6
-
-
 def without_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """The finding with the values of secret variables, and credentials in URLs, taken out: others' messages may quote
-    what they were given."""
-    secrets = [value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET]
-
-    def clean(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        return _IN_URL.sub("://***@", text)
-
-    return replace(finding, found=clean(finding.found), cure=clean(finding.cure))
+    """The finding with credentials taken out: others' messages may quote what they were given."""
+    return replace(finding, found=redacted(finding.found, environ), cure=redacted(finding.cure, environ))
 
 
 def existing_part(path: Path) -> Path:
