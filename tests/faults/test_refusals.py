@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.tiny import Workplace
+from tests.tiny import ROOT, Workplace
 
 
 def refused(workplace: Workplace, code: int, *parts: str, **variables: str) -> str:
@@ -128,3 +131,52 @@ def test_weights_that_config_json_does_not_describe(workplace: Workplace, tmp_pa
     assert done.code == 2, done.out + done.err
     assert "missing keys" in done.error_lines[0]
     assert "Traceback" not in done.out + done.err
+
+
+def test_a_folder_below_a_file(workplace: Workplace) -> None:
+    """What root meets of a place that cannot be written: its parent is a file."""
+    (workplace.path / "taken").write_text("")
+    refused(workplace, 4, "cannot write there", RUN_OUTPUT_DIR="taken/deep/er")
+
+
+def test_a_hub_name_offline_fails_fast(workplace: Workplace) -> None:
+    started = time.monotonic()
+    line = refused(workplace, 4, "owner/nope is not on this disk", MODEL_NAME="owner/nope", HF_HUB_OFFLINE="1")
+    assert " -> " in line
+    assert time.monotonic() - started < 15
+
+
+def test_two_starts_at_once_in_one_folder(tmp_path: Path) -> None:
+    """Twenty times: exactly one holds the lock, the other is refused with 4; stopped winners leave nothing stale."""
+    for number in range(20):
+        words = [sys.executable, "-c", LOCKS, str(tmp_path / f"run-{number % 2}")]
+        pair = [
+            subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)}
+            )
+            for _ in range(2)
+        ]
+        said = [one.stdout.readline().strip() for one in pair]
+        for one in pair:
+            one.communicate("\n")
+        assert sorted(said) == ["4", "won"], said
+        assert sorted(one.returncode for one in pair) == [0, 4]
+
+
+# What a training command does before anything is loaded; the winner holds on until its input ends.
+LOCKS = """
+import sys
+from pathlib import Path
+from sft_play.errors import SftPlayError
+from sft_play.record.run_dir import RunDir, locked
+
+run = RunDir(Path(sys.argv[1]))
+run.create()
+try:
+    with locked(run):
+        print("won", flush=True)
+        sys.stdin.readline()
+except SftPlayError as error:
+    print(int(error.exit_code), flush=True)
+    sys.exit(int(error.exit_code))
+"""
