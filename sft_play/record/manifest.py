@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,22 @@ from sft_play.record.signature import sign
 NAME = "manifest.json"
 VERSION = 2
 BLOCK_BYTES = 1 << 20
+# Threads that sync and digest files beside each other.
+WRITERS = 4
 
 
 def write_manifest(folder: Path, about: dict[str, Any]) -> None:
     """Flush every file of `folder` to disk and write the manifest beside them."""
-    files = {}
-    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
-        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    paths = sorted(file for file in folder.rglob("*") if file.is_file())
+    with ThreadPoolExecutor(WRITERS) as pool:  # the disk works while the digests are computed
+        synced = [pool.submit(_sync_file, path) for path in paths]
+        digests = pool.map(sha256, paths)
+        files = {
+            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
+        }
+        for one in synced:
+            one.result()
     manifest = {**about, "version": VERSION, "files": files}
     manifest["signature"] = sign(manifest)
     manifest["checksum"] = _checksum(manifest)
@@ -69,6 +77,11 @@ def stamp_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """The stamp inside a manifest; those of version 1 are the stamp themselves."""
     found: dict[str, Any] = manifest.get("stamp", manifest)
     return found
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def _text(manifest: dict[str, Any]) -> str:
