@@ -85,7 +85,9 @@ def trainers(place: Path) -> tuple[Any, Any]:
         arguments = SFTConfig(
             output_dir=str(place / build.__name__), max_steps=1, per_device_train_batch_size=1, use_cpu=True,
             bf16=False, save_strategy="no", report_to="none", disable_tqdm=True, max_length=None,
-            gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True}, save_total_limit=KEPT if build is SFTTrainer else None,
+            gradient_checkpointing=False,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            save_total_limit=KEPT if build is SFTTrainer else None,
         )  # fmt: skip
         settings = {
             "model": get_peft_model(model, adapter), "args": arguments, "train_dataset": rows,
