@@ -64,7 +64,7 @@ def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache
     key = key_of(parts)
     if entry := read_entry(cache_dir, key):
         say(f"data: taken from the cache ({key[:8]}): same files, tokenizer, template and settings")
-        _say_facts(entry.facts, say)
+        _say_entry(entry, say)
         return _prepared(entry, hit=True)
     say(f"data: not in the cache ({reason_of_miss(cache_dir, key, parts)}); preparing")
     tokenizer = load_text_tokenizer(tokenizer_dir, config.model.chat_template)
@@ -74,7 +74,7 @@ def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache
             if one != as_found[name]:
                 raise changed_while_read(name)
         entry = finish_entry(folder, cache_dir, key, parts, facts)
-    _say_facts(facts, say)
+    _say_entry(entry, say)
     return _prepared(entry, hit=False)
 
 
@@ -154,6 +154,12 @@ def _sources(config: Config, *, fetch: bool = True) -> SourcesBySplit:
 
 def _prepared(entry: Entry, *, hit: bool) -> Prepared:
     return Prepared(splits=entry.splits, facts=entry.facts, hit=hit, rejects=entry.rejects)
+
+
+def _say_entry(entry: Entry, say: Say) -> None:
+    _say_facts(entry.facts, say)
+    if entry.rejects:
+        say(f"data: the bad rows stand in {entry.rejects}")
 
 
 def _say_facts(facts: DataFacts, say: Say) -> None:
