@@ -145,11 +145,11 @@ class SftPlayTrainer(SFTTrainer):
         """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
         main, target, step = self.accelerator.is_main_process, self.args.output_dir, self.state.global_step
         staging, needed = staging_folder(self.run, clear=main), bytes_of_next(self.run, self.model, step)
-        if main:
-            check_room(self.run.checkpoints, step, needed)
-        self.accelerator.wait_for_everyone()
-        self.args.output_dir = str(staging)
         with half_dropped(staging, step, needed):
+            if main:
+                check_room(self.run.checkpoints, step, needed)
+            self.accelerator.wait_for_everyone()
+            self.args.output_dir = str(staging)
             try:
                 Trainer._save_checkpoint(self, model, trial)  # not trl's: it would add a model card to every checkpoint
             finally:
