@@ -166,7 +166,11 @@ class SaveMinutesCallback(TrainerCallback):
 
 
 class StopCallback(TrainerCallback):
-    """SIGTERM and Ctrl-C: save at the next step boundary and leave with the code that says so."""
+    """SIGTERM and Ctrl-C: save at the next step boundary and leave with the code that says so.
+
+    An evaluation that is due at that step is made before: a run that goes on from there would never make it, and might
+    choose another best model.
+    """
 
     def __init__(self) -> None:
         self.reason: type[SftPlayError] | None = None
@@ -181,11 +185,11 @@ class StopCallback(TrainerCallback):
         self.reason = agreed_reason(self.ranks, self.reason)
         if self.reason:
             control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.reason:  # the epoch only ends because of the stop: nothing is due, and time may be short
-            control.should_save = control.should_evaluate = False
+        if self.reason:  # most epochs only end because of the stop: then nothing is due
+            ended = state.epoch is not None and abs(state.epoch - round(state.epoch)) < 1e-6
+            control.should_evaluate = control.should_save = control.should_evaluate and ended
 
     def raise_if_asked(self, step: int) -> None:
         """Leave, once the state is saved.

@@ -86,8 +86,12 @@ class Outcome:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
+        return self.events("train")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of one kind, in their order."""
         events = map(json.loads, (self.path / "metrics.jsonl").read_text().splitlines())
-        return [event for event in events if event["event"] == "train"]
+        return [event for event in events if event["event"] == kind]
 
     def series(self, name: str) -> list[float]:
         return [float(step[name]) for step in self.steps]

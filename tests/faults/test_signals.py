@@ -11,8 +11,9 @@ import pytest
 
 from sft_play.launch.processes import descendants, ranks_below
 from tests.distributed.runs import Outcome
+from tests.faults.hooks import hooked
 from tests.faults.test_stop_and_resume import finish, wait_for
-from tests.tiny import Workplace
+from tests.tiny import Workplace, make_rows
 
 TRAIN = {"max_steps": 6, "save_steps": 2, "warmup": 4, "eval_strategy": "steps", "eval_steps": 2}
 # Where a signal comes -> the line that is printed there.
@@ -58,6 +59,37 @@ def test_a_signal_saves_and_a_second_sigterm_harms_nothing(
     straight, resumed = (Outcome(workplace.path / "runs" / name) for name in ("straight", "tiny"))
     assert resumed.series("loss") == straight.series("loss")
     assert all(bool((resumed.weights[name] == weight).all()) for name, weight in straight.weights.items())
+
+
+IN_STEP_4 = """
+import os, signal
+
+def patch(module):
+    upstream = module.SFTTrainer.training_step
+
+    def training_step(self, *items, **named):
+        if self.state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return upstream(self, *items, **named)
+
+    module.SFTTrainer.training_step = training_step
+"""
+
+
+@pytest.mark.parametrize("due", [{"eval_strategy": "steps", "eval_steps": 4}, {"eval_strategy": "epoch"}])
+def test_an_evaluation_that_is_due_where_a_signal_stops_is_made(workplace: Workplace, due: dict[str, object]) -> None:
+    """A run that goes on from step 4 begins with step 5: nothing would look at step 4 again."""
+    make_rows(workplace.path / "train.jsonl", 16)  # an epoch of four steps
+    workplace.write(train={**workplace.config["train"], "max_steps": 6, "save_steps": 6, **due})
+    assert workplace.train(RUN_NAME="straight").code == 0
+    stopped = workplace.train(**hooked(workplace.path / "hook", "sft_play.runtime.trainer", IN_STEP_4))
+    assert stopped.code == 75, stopped.err
+    assert workplace.train().code == 0
+    straight, resumed = (Outcome(workplace.path / "runs" / name) for name in ("straight", "tiny"))
+    evaluated = [[(one["step"], one["eval_loss"]) for one in outcome.events("eval")] for outcome in (straight, resumed)]
+    assert evaluated[0][0][0] == 4
+    assert evaluated[1] == evaluated[0]
+    assert resumed.series("loss") == straight.series("loss")
 
 
 @pytest.mark.fault
