@@ -18,7 +18,6 @@ from sft_play.record.run_record import append_metrics
 from sft_play.runtime.beat import BeatCallback
 from sft_play.runtime.dist import Ranks, highest
 from sft_play.runtime.eval_budget import BudgetCallback
-from sft_play.runtime.spikes import SpikeCallback
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
@@ -35,7 +34,7 @@ def build_callbacks(
     early_stopping = config.train.early_stopping_patience is not None
     stop.ranks = ranks
     budget = BudgetCallback(config.train.eval_time_budget)
-    watching: list[TrainerCallback] = [stop, ProgressCallback(), SpikeCallback(), budget]
+    watching: list[TrainerCallback] = [stop, ProgressCallback(), budget]
     if config.train.save_minutes is not None:
         watching.append(SaveMinutesCallback(config.train.save_minutes, ranks))
     if ranks.world_size > 1:

@@ -29,7 +29,7 @@ from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
-from sft_play.runtime.spikes import spikes_of
+from sft_play.runtime.spikes import SpikeCallback, spikes_of
 from sft_play.runtime.tally import Tally
 
 # A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
@@ -51,6 +51,7 @@ class SftPlayTrainer(SFTTrainer):
         self.loaded_step: int | None = None
         self.keeps_shards = self.skips_spikes = False
         self.finite = Finite()
+        self.add_callback(SpikeCallback())
         self.evaluation: TrainingEvaluation  # given once the trainer is built
         alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         # Not the optimizer's: accelerate lets that do nothing between the micro-batches of a step.

@@ -142,8 +142,9 @@ def test_bad_rows_skipped_are_counted_and_written(bench: Bench) -> None:
         (1, "messages", "a list of messages expected, found a number"),
         (2, "", "the chat template refuses the row: System role not supported"),
     ]
-    assert "1 rows, " in bench.said[-1]
-    assert "2 dropped (bad)" in bench.said[-1]
+    assert "1 rows, " in bench.said[-2]
+    assert "2 dropped (bad)" in bench.said[-2]
+    assert bench.said[-1] == f"data: the bad rows stand in {prepared.rejects}"
     error = refusal(Bench(bench.folder / "other", "gemma"), train=str(bench.train))
     assert [line.split(": ")[0] for line in error.lines()] == [f"{bench.train}:1"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sft_play.launch.processes import descendants, environment_of
+from sft_play.launch.processes import environment_of
 from sft_play.record.checkpoints import newest_first
 from sft_play.record.manifest import folder_problem
 from sft_play.record.run_dir import RunDir
@@ -47,9 +47,12 @@ def start(workplace: Workplace, port: int, *, through_make: bool) -> subprocess.
 
 
 def of_this_run(workplace: Workplace) -> list[int]:
-    """Living processes that were started with this run's mark in their environment."""
-    mark = str(workplace.path)
-    return [pid for pid in descendants(1) if environment_of(pid).get("SFT_PLAY_TEST_RUN") == mark]
+    """Living processes that were started with this run's mark in their environment.
+
+    Not by their parents: one whose parent dies during the look has none for a moment.
+    """
+    mark, every = str(workplace.path), [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in every if environment_of(pid).get("SFT_PLAY_TEST_RUN") == mark]
 
 
 def read_until(process: subprocess.Popen[str], word: str) -> list[str]:
