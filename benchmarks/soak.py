@@ -180,6 +180,7 @@ class Soak:
             if start.said(r"checkpoint .* is set aside"):
                 wrong.append("a checkpoint was damaged by a kill")
             if finished(run):
+                wrong += self.says_finished(kind, name) if hit else []
                 break
             if code not in (KILLED_CODES if hit else (0,)):
                 wrong.append(f"code {code}: {' | '.join(line for _, line in start.lines[-4:])}")
@@ -191,6 +192,13 @@ class Soak:
             shutil.rmtree(run)
         hits = ", ".join(f"{kill.victim} in {kill.phase}" for kill in self.kills[len(self.kills) - done :])
         return f"{name} ({kind.name}): killed {done} times ({hits}): {'; '.join(wrong) or 'equal to the bit'}"
+
+    def says_finished(self, kind: Kind, name: str) -> list[str]:
+        """What a start says after a kill that came too late to matter; it takes away what the killed one left."""
+        again, reader = self.start(kind, name)
+        code = again.process.wait(LIMIT_SECONDS)
+        reader.join()
+        return [] if code == 3 and again.said("this run is finished") else [f"code {code} of a finished run"]
 
     def summary(self) -> str:
         """Kills, where they hit, what they cost, and what differed."""

@@ -30,6 +30,8 @@ def refuse_finished(run: RunDir, config: Config) -> None:
     """
     record = read_record(run)
     if config.run.resume != "never" and record and record["outcome"] == "done":
+        if config.dist.node_rank == 0:
+            sweep(run)  # whoever was killed after the result was there left half files
         raise ResumeRefusedError(
             f"this run is finished (loss {record.get('eval_loss', record['train_loss']):.4f}, {record['result']}/)",
             where=str(run.path),

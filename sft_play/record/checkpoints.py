@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.errors import ResumeRefusedError
+from sft_play.record.digests import Digests
 from sft_play.record.manifest import folder_problem, read_manifest, stamp_of, sync_folder, write_manifest
 from sft_play.record.run_dir import RunDir
 from sft_play.record.signature import is_signed
@@ -33,9 +34,13 @@ def staging_folder(run: RunDir, *, clear: bool = True) -> Path:
     return staging
 
 
-def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any]) -> Path:
-    """Give a complete staged folder its name, `checkpoints/step-N`; one of that name gives way only then."""
-    write_manifest(staged, {"step": step, "stamp": stamp})
+def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any], digests: Digests | None = None) -> Path:
+    """Give a complete staged folder its name, `checkpoints/step-N`; one of that name gives way only then.
+
+    Args:
+        digests: of the files that were digested while they were written.
+    """
+    write_manifest(staged, {"step": step, "stamp": stamp}, digests)
     target = run.checkpoints / f"{PREFIX}{step}"
     replaced = target.with_name(f"{REPLACED}{target.name}")
     if target.exists():

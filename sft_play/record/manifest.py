@@ -8,32 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sft_play.record.digests import Digests, sha256
 from sft_play.record.run_dir import write_atomic
 from sft_play.record.signature import sign
 
 NAME = "manifest.json"
 VERSION = 2
-BLOCK_BYTES = 1 << 20
-# Threads that sync and digest files beside each other.
-WRITERS = 4
 
 
-def write_manifest(folder: Path, about: dict[str, Any]) -> None:
-    """Flush every file of `folder` to disk and write the manifest beside them."""
-    paths = sorted(file for file in folder.rglob("*") if file.is_file())
-    with ThreadPoolExecutor(WRITERS) as pool:  # the disk works while the digests are computed
-        synced = [pool.submit(_sync_file, path) for path in paths]
-        digests = pool.map(sha256, paths)
-        files = {
-            str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": digest}
-            for path, digest in zip(paths, digests, strict=True)
-        }
-        for one in synced:
-            one.result()
+def write_manifest(folder: Path, about: dict[str, Any], digests: Digests | None = None) -> None:
+    """Flush every file of `folder` to disk and write the manifest beside them.
+
+    Args:
+        digests: those that were begun while the files were written.
+    """
+    found = (digests or Digests()).finish(folder)
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in found.items()}
     manifest = {**about, "version": VERSION, "files": files}
     manifest["signature"] = sign(manifest)
     manifest["checksum"] = _checksum(manifest)
@@ -79,11 +72,6 @@ def stamp_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
 def _text(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest, indent=1)
 
@@ -91,14 +79,6 @@ def _text(manifest: dict[str, Any]) -> str:
 def _checksum(manifest: dict[str, Any]) -> str:
     said = json.dumps({key: value for key, value in manifest.items() if key != "checksum"}, sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-SCHEDULER = "scheduler.pt"
+# The names that the Trainer reads.
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 
 
 def shard_file(folder: Path, rank: int) -> Path:

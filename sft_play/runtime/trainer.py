@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 
 from sft_play.data.template import load_text_tokenizer
 from sft_play.record.checkpoints import publish, rotate, staging_folder
+from sft_play.record.digests import Digests
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.adapters import train_in_fp32
 from sft_play.runtime.arguments import sharded_precision
@@ -28,7 +30,7 @@ from sft_play.runtime.gather import gather_weights, scatter_weights, write_weigh
 from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
-from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard
+from sft_play.runtime.shards import OPTIMIZER, SCHEDULER, load_optimizer_shard, save_optimizer_shard
 from sft_play.runtime.spikes import SpikeCallback, spikes_of
 from sft_play.runtime.tally import Tally
 
@@ -43,15 +45,16 @@ class SftPlayTrainer(SFTTrainer):
 
     _total_train_tokens: int
 
-    def __init__(self, run: RunDir, stamp: dict[str, Any], **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self, run: RunDir, stamp: dict[str, Any], callbacks: Sequence[TrainerCallback] = (), **settings: Any
+    ) -> None:
+        super().__init__(callbacks=[*callbacks, SpikeCallback()], **settings)
         self.run = run
         self.stamp = stamp
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
         self.keeps_shards = self.skips_spikes = False
         self.finite = Finite()
-        self.add_callback(SpikeCallback())
         self.evaluation: TrainingEvaluation  # given once the trainer is built
         alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         # Not the optimizer's: accelerate lets that do nothing between the micro-batches of a step.
@@ -146,6 +149,7 @@ class SftPlayTrainer(SFTTrainer):
         """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
         main, target, step = self.accelerator.is_main_process, self.args.output_dir, self.state.global_step
         staging, needed = staging_folder(self.run, clear=main), bytes_of_next(self.run, self.model, step)
+        self.digests = Digests()
         with half_dropped(staging, step, needed):
             if main:
                 check_room(self.run.checkpoints, step, needed)
@@ -160,7 +164,7 @@ class SftPlayTrainer(SFTTrainer):
                 (staged,) = (entry for entry in staging.iterdir() if entry.is_dir())
                 for needless in NEVER_READ:
                     (staged / needless).unlink(missing_ok=True)
-                published = publish(self.run, staged, step, dict(self.stamp))
+                published = publish(self.run, staged, step, dict(self.stamp), self.digests)
         if main:
             rotate(self.run, self.save_limit, published, self.state.best_global_step)
         self.accelerator.wait_for_everyone()
@@ -179,13 +183,22 @@ class SftPlayTrainer(SFTTrainer):
         scatter_weights(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Shards of DTensors are written by each rank; the rest is the Trainer's."""
-        if not self.keeps_shards:
+        """Shards of DTensors are written by each rank; the optimizer state of one process is digested on the way.
+
+        An engine's own files are the Trainer's.
+        """
+        if self.is_deepspeed_enabled:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        save_optimizer_shard(self.optimizer.optimizer, Path(output_dir), self.args.process_index)
+        folder = Path(output_dir)
         if self.args.should_save:
-            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
+            self.digests.begin(folder)
+            torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER)
+        if self.keeps_shards:
+            save_optimizer_shard(self.optimizer.optimizer, folder, self.args.process_index)
+        elif self.args.should_save:
+            state = self.optimizer.state_dict()
+            self.digests.save(folder / OPTIMIZER, lambda stream: torch.save(state, stream))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self.keeps_shards:

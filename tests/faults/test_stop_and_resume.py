@@ -129,8 +129,11 @@ def test_no_good_checkpoint_is_refused_every_time(slow: Workplace) -> None:
 
 def test_a_finished_run_says_so_and_never_starts_anew_unasked(workplace: Workplace) -> None:
     assert workplace.train().code == 0
+    half = workplace.path / "runs/tiny/launch/.exit-0.json.new"
+    half.touch()  # of a worker that was killed after its result was there
     again = workplace.train()
     assert again.code == 3
+    assert not half.exists()
     assert "finished" in again.error_lines[0]
     assert "RUN_RESUME=never" in again.error_lines[0]
     anew = workplace.train(RUN_RESUME="never")
