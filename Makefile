@@ -16,7 +16,8 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer test test-faults test-all soak bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer \
+	report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -77,6 +78,21 @@ eval: $(READY) ## Loss, accuracy, answers of a result: RUN= SPLIT=test, or MODEL
 
 infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
 	@$(SFT_PLAY) infer
+
+report: $(READY) ## One HTML file of a run, finished or not: curves, memory, answers, events, config (RUN=runs/NAME)
+	@$(SFT_PLAY) report
+
+compare: $(READY) ## Several runs over each other, the differences of their configs first (RUNS="runs/A runs/B")
+	@$(SFT_PLAY) compare
+
+runs: $(READY) ## Every run: state, model, method, loss, tokens/s, age, size (ARGS=--json)
+	@$(SFT_PLAY) runs
+
+clean-runs: $(READY) ## Remove runs after asking: RUNS="runs/A runs/B", ARGS=--failed, ARGS="--older-than 30d"
+	@$(SFT_PLAY) clean-runs
+
+tensorboard: $(READY) ## TensorBoard with all runs on http://localhost:6006, until Ctrl-C
+	@$(SFT_PLAY) tensorboard
 
 test: $(READY) ## Lint, type check and all tests but the long ones
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy && .venv/bin/pytest -n 2 --dist worksteal -m "not gpu and not slow and not fault and not demo"

@@ -23,12 +23,14 @@ from sft_play.errors import (
 )
 
 # Commands that only print: nothing is lost when nobody reads on.
-READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check", "doctor")
+READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check", "doctor", "runs")
 REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
 COMMANDS = {
+    "clean-runs": "clean_runs",
+    "compare": "compare",
     "config": "config",
     "data-check": "data_check",
     "demo": "demo",
@@ -38,8 +40,11 @@ COMMANDS = {
     "infer": "infer",
     "memory-check": "memory_check",
     "plan": "plan",
+    "report": "report",
+    "runs": "runs",
     "setup-accelerate": "setup_accelerate",
     "slurm": "slurm",
+    "tensorboard": "tensorboard",
     "train": "train",
     "train-deepspeed": "train_deepspeed",
     "train-deepspeed-tb": "train_deepspeed_tb",

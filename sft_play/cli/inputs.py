@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from sft_play.config.schema import Config
+from sft_play.config.schema import Config, RunSection
 from sft_play.errors import UsageError
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.shapes import ModelFacts
+from sft_play.report.state import is_run
 
 
 def config_path(environ: Mapping[str, str]) -> Path:
@@ -30,3 +31,36 @@ def planning_facts(config: Config) -> ModelFacts:
         ModelError: it is in none of them.
     """
     return read_model_facts(config.model.name)
+
+
+def run_folder(name: str, where: str) -> Path:
+    """The folder of a run: a path, or the name of one in the default output folder.
+
+    Args:
+        where: the input that names it.
+
+    Raises:
+        UsageError: there is no run.
+    """
+    for folder in (Path(name), Path(RunSection().output_dir) / name):
+        if is_run(folder):
+            return folder
+    what = f"{name} is no run of sft-play" if Path(name).exists() else f"there is no run {name}"
+    raise UsageError(what, where=where, fix="make runs lists them")
+
+
+def output_dir(environ: Mapping[str, str]) -> Path:
+    """The folder that holds all runs, for the commands without a config."""
+    return Path(environ.get("RUN_OUTPUT_DIR") or RunSection().output_dir)
+
+
+def tensorboard_port(environ: Mapping[str, str]) -> int:
+    """The first port to try, for the commands without a config.
+
+    Raises:
+        UsageError: RUN_TENSORBOARD_PORT is no port.
+    """
+    text = environ.get("RUN_TENSORBOARD_PORT") or str(RunSection().tensorboard_port)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise UsageError(f"{text!r} is no port", where="RUN_TENSORBOARD_PORT", fix="a number from 1 to 65535")
+    return int(text)

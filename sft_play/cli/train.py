@@ -127,8 +127,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
             force=given.force,
         )
         code = run_attempts(run, config, plan, stamp, start, environ, lock)
-    if code == ExitCode.DONE and config.dist.node_rank == 0:
-        finish(run, config, plan)
+    if config.dist.node_rank == 0:
+        report = report_run(run)
+        if code == ExitCode.DONE:
+            finish(run, config, plan)
+        if report:
+            say(f"report in {report}")
     return code
 
 
@@ -202,6 +206,17 @@ def report_data(run: RunDir, config: Config, prepared: Any, model_path: Path) ->
 
     if config.dist.node_rank == 0:
         write_report(run.data, config, prepared, model_path)
+
+
+def report_run(run: RunDir) -> Path | None:
+    """Write report.html; a run is not less done without it."""
+    from sft_play.report.page import write_report
+
+    try:
+        return write_report(run.path)
+    except Exception as error:
+        print(f"warning: no report was written ({type(error).__name__}: {error})", file=sys.stderr)
+        return None
 
 
 def finish(run: RunDir, config: Config, plan: Plan) -> None:

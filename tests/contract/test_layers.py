@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiny import ROOT, assert_answers_in
 
-LAYERS = ("errors", "config", "facts", "plan", "record", "launch", "data", "runtime", "cli")
+LAYERS = ("errors", "config", "facts", "plan", "record", "launch", "data", "report", "runtime", "cli")
 HEAVY = {"torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "datasets"}
 FILES = sorted((ROOT / "sft_play").rglob("*.py"))
 
