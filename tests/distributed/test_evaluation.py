@@ -55,7 +55,8 @@ def test_a_model_that_learned_one_answer_scores_one(alone: dict[int, tuple[list,
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("ddp", 8), ("fsdp", 7), pytest.param("zero2", 7, marks=pytest.mark.slow), ("zero3", 7)]
+    ("name", "rows"),
+    [("ddp", 8), ("fsdp", 7), *(pytest.param(zero, 7, marks=pytest.mark.slow) for zero in ("zero2", "zero3"))],
 )
 def test_two_ranks_give_the_answers_and_scores_of_one(
     workplace: Workplace, alone: dict[int, tuple[list, list]], name: str, rows: int

@@ -42,7 +42,7 @@ def weights(workplace: Workplace, name: str) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-@pytest.mark.parametrize("mode", ["full", "lora"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_packs_train_like_the_same_rows_padded(workplace: Workplace, mode: str) -> None:
     padded = train_whole(workplace, mode, "padded")
     packed = train_whole(workplace, mode, "packed", DATA_PACKING="true")
