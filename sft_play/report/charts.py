@@ -62,10 +62,8 @@ def area_chart(key: str, title: str, curves: Sequence[Curve], show: Callable[[fl
     chart = pygal.StackedLine(**_base(show), fill=True, show_dots=False)
     stacked = [sum(dict(curve.points).get(step, 0.0) for curve in curves) for step in steps]
     chart.y_labels = ticks_of(0.0, max(stacked))
-    labels = set(step_ticks(steps[0], steps[-1]))
     chart.x_labels = [steps_text(step) for step in steps]
-    every = max(1, len(steps) // TICKS)
-    chart.x_labels_major = [steps_text(step) for n, step in enumerate(steps) if step in labels or n % every == 0][:8]
+    chart.x_labels_major = [steps_text(step) for step in steps[:: max(1, math.ceil(len(steps) / TICKS))]]
     chart.show_minor_x_labels = False
     for curve in curves:
         at = dict(curve.points)
@@ -87,7 +85,7 @@ def bar_chart(
     chart.x_label_rotation = -40 if sum(map(len, labels)) > 50 else 0
     for _, values in series:
         chart.add("", list(values))
-    return _markup(chart, key, title, ["bar"] * len(series))
+    return _markup(chart, key, title, bar_roles([name for name, _ in series]))
 
 
 def classes_of(roles: Sequence[str]) -> list[str]:
@@ -97,6 +95,11 @@ def classes_of(roles: Sequence[str]) -> list[str]:
         classes.append(role if role == "level" else f"c{colour % COLOURS} {role}")
         colour += role not in ("faint", "level")
     return classes
+
+
+def bar_roles(names: Sequence[str]) -> list[str]:
+    """How each series of bars is drawn: what was planned stands back."""
+    return ["bar plan" if name == "plan" else "bar" for name in names]
 
 
 def ticks_of(low: float, high: float, about: int = TICKS) -> list[float]:
@@ -141,6 +144,7 @@ def _base(show: Callable[[float], str]) -> dict[str, object]:
         "show_x_guides": False,
         "show_y_guides": True,
         "no_data_text": "",
+        "truncate_label": -1,
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from sft_play.config.values import show
 from sft_play.record.run_dir import write_atomic
 from sft_play.record.stamp import flat
 from sft_play.report import numbers
@@ -111,7 +112,7 @@ def _shown(value: Any) -> str:
         return NOTHING
     if isinstance(value, str) and len(value) == 64:  # a fingerprint
         return value[:12]
-    return str(value)
+    return show(value)
 
 
 def _four(value: float | None) -> str:

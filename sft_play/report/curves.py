@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from itertools import accumulate
+from statistics import median
 from typing import Any
 
 Points = list[tuple[float, float]]
@@ -85,13 +86,20 @@ def with_trend(line: Curve) -> list[Curve]:
     """A noisy curve, faint, and the mean of its neighbourhood over it; a short one as it is."""
     if len(line.points) < TREND_FROM:
         return [line]
+    return [Curve(name=line.name, points=line.points, role="faint"), smoothed(line)]
+
+
+def smoothed(line: Curve) -> Curve:
+    """The mean of each point's neighbourhood, a twentieth of a long curve; a short one as it is."""
+    if len(line.points) < TREND_FROM:
+        return line
     half = max(2, len(line.points) // 40)
-    values = [value for _, value in line.points]
-    smooth = [(step, fmean(values[max(0, n - half) : n + half + 1])) for n, (step, _) in enumerate(line.points)]
-    return [
-        Curve(name=f"{line.name}, each step", points=line.points, role="faint"),
-        Curve(name=line.name, points=smooth),
-    ]
+    sums = [0.0, *accumulate(value for _, value in line.points)]
+    points = []
+    for n, (step, _) in enumerate(line.points):
+        first, last = max(0, n - half), min(len(line.points), n + half + 1)
+        points.append((step, (sums[last] - sums[first]) / (last - first)))
+    return Curve(name=line.name, points=points)
 
 
 def level(name: str, value: float | None, under: Sequence[Curve]) -> list[Curve]:

@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from sft_play.report import numbers
-from sft_play.report.charts import area_chart, bar_chart, classes_of, line_chart
-from sft_play.report.curves import Curve, curve, level, numbered, points_of, with_trend
+from sft_play.report.charts import area_chart, bar_chart, bar_roles, classes_of, line_chart
+from sft_play.report.curves import Curve, curve, level, numbered, points_of, smoothed, with_trend
 from sft_play.report.read import RunFacts
 
 TIMES = {
@@ -58,6 +58,11 @@ def lines(
     yield Figure(title=title, unit=unit, svg=svg, legend=legend_of(curves), note=note)
 
 
+def smooth(curves: Sequence[Curve]) -> list[Curve]:
+    """Noisy curves that are drawn over each other."""
+    return [smoothed(one) for one in curves]
+
+
 def legend_of(curves: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
     """What each line is; a curve and its trend are named once. A single curve needs no legend."""
     named = zip(curves, classes_of([one.role for one in curves]), strict=True)
@@ -73,10 +78,8 @@ def learning(run: RunFacts) -> list[Figure]:
     return [
         *lines("loss", "Loss", [*losses, *curve("held-out", evaluations, "eval_loss")]),
         *lines("quality", "Evaluation", quality, unit="share", from_zero=True),
-        *lines("loss-ranks", "Loss by rank", numbered(train, "loss_rank", "rank")),
-        *lines(
-            "learning-rate", "Learning rate", curve("", train, "learning_rate"), from_zero=True, show="{:.3g}".format
-        ),
+        *lines("loss-ranks", "Loss by rank", smooth(numbered(train, "loss_rank", "rank")), unit="running mean"),
+        *lines("learning-rate", "Learning rate", curve("", train, "learning_rate"), from_zero=True),
         *lines("grad-norm", "Gradient norm", curve("", train, "grad_norm"), from_zero=True),
     ]
 
@@ -89,7 +92,10 @@ def speed(run: RunFacts) -> list[Figure]:
     return [
         *lines("tokens", "Throughput", [*total, *predicted], unit="tokens/s", from_zero=True),
         *lines(
-            "tokens-ranks", "Throughput by rank", numbered(train, "tokens_per_second_rank", "rank"), unit="tokens/s"
+            "tokens-ranks",
+            "Throughput by rank",
+            smooth(numbered(train, "tokens_per_second_rank", "rank")),
+            unit="tokens/s",
         ),
         *step_times(train),
         *lines("mfu", "Model FLOPs utilisation", curve("", train, "mfu_percent"), unit="%", from_zero=True),
@@ -101,7 +107,11 @@ def step_times(train: Sequence[dict[str, Any]]) -> Iterator[Figure]:
     parts = [part for key, name in TIMES.items() for part in curve(name, train, key) if any(y for _, y in part.points)]
     if parts and max(len(part.points) for part in parts) > 1:
         svg = area_chart("step-time", "Time of a step", parts, numbers.axis)
-        yield Figure(title="Time of a step", unit="seconds", svg=svg, legend=legend_of(parts))
+        legend = tuple(
+            (part.name, f"{classes} area")
+            for part, classes in zip(parts, classes_of(["line"] * len(parts)), strict=True)
+        )
+        yield Figure(title="Time of a step", unit="seconds", svg=svg, legend=legend)
 
 
 def memory(run: RunFacts) -> list[Figure]:
@@ -110,12 +120,13 @@ def memory(run: RunFacts) -> list[Figure]:
     planned = predicted / numbers.GIB if predicted else None
     label = "process" if run.plan.get("device") == "cpu" else "GPU"
     found: list[Figure] = []
+    by_phase = list(phases(run, label))
     for key, title in (("device", "Memory in use"), ("allocated", "Memory allocated"), ("reserved", "Memory reserved")):
         used = numbered(train, f"memory_{key}_gib_gpu", label)
         plan = level("plan", planned, used) if key == "device" else []
         found += lines(f"memory-{key}", title, [*used, *plan], unit="GiB", from_zero=True)
     hosts = numbered(train, "host_memory_gib_node", "machine")
-    return [*found, *lines("host", "Memory of the host", hosts, unit="GiB", from_zero=True), *phases(run, label)]
+    return [*found[:1], *by_phase, *found[1:], *lines("host", "Memory of the host", hosts, unit="GiB", from_zero=True)]
 
 
 def phases(run: RunFacts, label: str) -> Iterator[Figure]:
@@ -132,7 +143,7 @@ def phases(run: RunFacts, label: str) -> Iterator[Figure]:
         series.append(("plan", [predicted / numbers.GIB] * len(phase_names)))
     names = [name.replace("gpu_", f"{label} ") for name, _ in series]
     svg = bar_chart("memory-phases", "Memory by phase", phase_names, series, numbers.axis)
-    legend = tuple(zip(names, classes_of(["bar"] * len(names)), strict=True))
+    legend = tuple(zip(names, classes_of(bar_roles(names)), strict=True))
     yield Figure(title="Highest memory by phase", unit="GiB", svg=svg, legend=legend)
 
 
@@ -169,7 +180,7 @@ def sensors(run: RunFacts) -> list[Figure]:
         figure
         for key, title, unit in wanted
         for figure in lines(
-            key.replace("_", "-"), title, numbered(train, f"{key}_gpu", "GPU"), unit=unit, from_zero=True
+            key.replace("_", "-"), title, smooth(numbered(train, f"{key}_gpu", "GPU")), unit=unit, from_zero=True
         )
     ]
 

@@ -20,10 +20,15 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def axis(value: float) -> str:
-    """A value on an axis, short: 1,500 is 1.5k."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    """A value on an axis: 0.25, 1,500, 2M, 5e-5."""
+    for size, letter in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+            return f"{value / size:g}{letter}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-2:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}"
     return f"{value:g}"
 
 
