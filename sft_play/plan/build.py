@@ -58,7 +58,9 @@ class Plan:
             budget allows (`sample`); `evaluation_reason` says why.
         eval_batch: rows of one evaluation batch on one GPU.
         predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
-            step_seconds (at rows as they are, where those are known).
+            step_seconds (at rows as they are, where those are known); flops_per_token and peak_flops_per_second (of
+            all GPUs), which MFU is made of, 0 where unknown.
+        mfu_formula: what flops_per_token counts, in words; empty where unknown.
     """
 
     strategy: str
@@ -84,6 +86,7 @@ class Plan:
     evaluation: Mode = "none"
     evaluation_reason: str = ""
     eval_batch: int = 1
+    mfu_formula: str = ""
     predicted: dict[str, float]
     reasons: tuple[str, ...]
 
@@ -181,7 +184,10 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
             "device_bytes": memory.device_bytes,
             "tokens_per_second": round(speed.tokens_per_second, 1) if speed else 0.0,
             "step_seconds": round(speed.step_seconds, 4) if speed else 0.0,
+            "flops_per_token": speed.model_flops_per_token if speed else 0.0,
+            "peak_flops_per_second": settings.gpus * min(one.flops for one in inputs.hardware.gpus) if speed else 0.0,
         },
+        mfu_formula=speed.formula if speed else "",
         reasons=(*reasons(inputs, candidate), f"evaluation {evaluation.mode}: {evaluation.reason}"),
     )
 

@@ -20,6 +20,15 @@ def append_metrics(path: Path, event: str, values: dict[str, Any]) -> None:
         stream.write(line + "\n")
 
 
+def append_event(path: Path, step: int, kind: str, text: str) -> None:
+    """Something that a reader of the run should know of: a line `event`.
+
+    Args:
+        kind: spike, out_of_memory, fallback, bottleneck or sensor.
+    """
+    append_metrics(path, "event", {"step": step, "kind": kind, "text": redacted(text)})
+
+
 def trim_metrics(path: Path, step: int) -> None:
     """Take back the events beyond a step: the run goes on from there and will write them again."""
     if not path.is_file():

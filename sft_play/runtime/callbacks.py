@@ -13,18 +13,20 @@ from transformers.integrations import TensorBoardCallback
 
 from sft_play.config.schema import Config
 from sft_play.errors import Interrupted, Preempted, SftPlayError
+from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_metrics
 from sft_play.runtime.beat import BeatCallback
 from sft_play.runtime.dist import Ranks, highest
 from sft_play.runtime.eval_budget import BudgetCallback
+from sft_play.runtime.watching import WatchCallback
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
 
 
 def build_callbacks(
-    config: Config, run: RunDir, stop: StopCallback, ranks: Ranks, first_step: int
+    config: Config, plan: Plan, run: RunDir, stop: StopCallback, ranks: Ranks, first_step: int
 ) -> list[TrainerCallback]:
     """The callbacks that the config asks for, in the order in which they are called. Only rank 0 writes.
 
@@ -34,7 +36,8 @@ def build_callbacks(
     early_stopping = config.train.early_stopping_patience is not None
     stop.ranks = ranks
     budget = BudgetCallback(config.train.eval_time_budget)
-    watching: list[TrainerCallback] = [stop, ProgressCallback(), budget]
+    # First of all: it measures, and what it adds to a logged step the others print and write.
+    watching: list[TrainerCallback] = [WatchCallback(config, plan, run, ranks), stop, ProgressCallback(), budget]
     if config.train.save_minutes is not None:
         watching.append(SaveMinutesCallback(config.train.save_minutes, ranks))
     if ranks.world_size > 1:
@@ -49,8 +52,12 @@ def build_callbacks(
     if "tensorboard" in config.run.report_to and ranks.main:
         from torch.utils.tensorboard import SummaryWriter
 
+        from sft_play.runtime.board import write_board
+
         # What a crashed attempt wrote beyond the checkpoint is taken back.
-        watching.append(TensorBoardCallback(SummaryWriter(str(run.tensorboard), purge_step=first_step)))
+        writer = SummaryWriter(str(run.tensorboard), purge_step=first_step)
+        write_board(writer, config, plan)
+        watching.append(TensorBoardCallback(writer))
     return watching
 
 
@@ -79,7 +86,8 @@ class ProgressCallback(TrainerCallback):
         if "loss" not in logs:
             return
         # trl counts tokens from its own start; a resumed run begins at zero again.
-        logs["tokens_per_second"] = round((logs["num_tokens"] - self.tokens) / max(self.seconds, 1e-9), 1)
+        own = round((logs["num_tokens"] - self.tokens) / max(self.seconds, 1e-9), 1)
+        logs.setdefault("tokens_per_second", own)  # rank 0 has been told that of all ranks
         self.tokens_all += logs["num_tokens"] - self.tokens
         self.seconds_all += self.seconds
         self.tokens, self.seconds = logs["num_tokens"], 0.0

@@ -16,6 +16,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from sft_play.config.schema import Config
 from sft_play.data.template import TextTokenizer
+from sft_play.record.run_record import append_event
 from sft_play.runtime.answers import Answered, Engine, Generation, GenerationOutOfMemory, Prompt, prompts_of
 from sft_play.runtime.dist import Ranks, from_main
 from sft_play.runtime.eval_budget import BudgetCallback, Watch, choose_by_loss
@@ -126,6 +127,8 @@ class TrainingEvaluation:
             choose_again(trainer, self.job.run, self.ranks)
             said += f"; the best checkpoint is chosen by eval_loss instead of {metric}"
         self.say(f"warning: {said}")
+        if self.ranks.main:
+            append_event(self.job.run.metrics, budget.fallback_step, "fallback", said)
         self._show("eval/fallback", said)
 
     def summary(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from sft_play.errors import OutOfMemoryError
 from sft_play.record.amendments import SmallerBatch, append_amendment, smaller_micro_batch
 from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import append_event
 from sft_play.runtime.collate import REAL_TOKENS
 
 Inputs = Mapping[str, Any]
@@ -88,7 +89,9 @@ class Fitting:
             step=self._step + 1, micro_batch=self._limit, grad_accum=parts * max(1, len(self._seen))
         )
         append_amendment(self._run, amendment)
-        print(f"out of memory in step {self._step + 1}: micro-batch {rows} -> {self._limit}; the step is redone")
+        told = f"out of memory in step {self._step + 1}: micro-batch {rows} -> {self._limit}; the step is redone"
+        append_event(self._run.metrics, self._step + 1, "out_of_memory", told)
+        print(told)
 
     def _in_parts(self, inputs: Inputs, once: Callable[[Inputs], torch.Tensor]) -> torch.Tensor:
         if self._limit is None or rows_of(inputs) <= self._limit:

@@ -21,11 +21,13 @@ class SpikeCallback(TrainerCallback, ExportableState):
     Attributes:
         norms: before clipping, of the latest steps, the oldest first.
         found, skipped: spikes of the whole run, and steps dropped for one.
+        told: what was said of the latest.
     """
 
     def __init__(self) -> None:
         self.norms: list[float] = []
         self.found = self.skipped = 0
+        self.told = ""
 
     def is_spike(self, norm: float, step: int, *, skip: bool) -> bool:
         """Whether the norm of a step (from 1) is a spike, which is told and counted. Every rank has the same norm."""
@@ -36,7 +38,8 @@ class SpikeCallback(TrainerCallback, ExportableState):
         self.found += 1
         self.skipped += skip
         done = "the step is skipped" if skip else "train.on_spike: skip would leave the step out"
-        print(f"warning: step {step}: gradient norm {norm:.4g}, {times:.0f} times the median of late; {done}")
+        self.told = f"step {step}: gradient norm {norm:.4g}, {times:.0f} times the median of late; {done}"
+        print(f"warning: {self.told}")
         return True
 
     def state(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from sft_play.data.template import load_text_tokenizer
 from sft_play.record.checkpoints import publish, rotate, staging_folder
 from sft_play.record.digests import Digests
 from sft_play.record.run_dir import RunDir
+from sft_play.record.run_record import append_event
 from sft_play.runtime.adapters import train_in_fp32
 from sft_play.runtime.arguments import sharded_precision
 from sft_play.runtime.callbacks import full_name
@@ -28,11 +30,13 @@ from sft_play.runtime.finite import Finite, poisoned
 from sft_play.runtime.fitting import Fitting
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import SOURCE, Job
+from sft_play.runtime.meter import Totals
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
 from sft_play.runtime.shards import OPTIMIZER, SCHEDULER, load_optimizer_shard, save_optimizer_shard
 from sft_play.runtime.spikes import SpikeCallback, spikes_of
 from sft_play.runtime.tally import Tally
+from sft_play.runtime.watching import meter_of, watch_of
 
 # A pickle that nothing here ever reads, and a script that DeepSpeed copies beside its files.
 NEVER_READ = ("training_args.bin", "zero_to_fp32.py")
@@ -48,13 +52,13 @@ class SftPlayTrainer(SFTTrainer):
     def __init__(
         self, run: RunDir, stamp: dict[str, Any], callbacks: Sequence[TrainerCallback] = (), **settings: Any
     ) -> None:
-        super().__init__(callbacks=[*callbacks, SpikeCallback()], **settings)
+        super().__init__(callbacks=[*callbacks, SpikeCallback(), Totals()], **settings)
         self.run = run
         self.stamp = stamp
         self.save_limit: int | None = None
         self.loaded_step: int | None = None
         self.keeps_shards = self.skips_spikes = False
-        self.finite = Finite()
+        self.finite, self.meter = Finite(), meter_of(callbacks)
         self.evaluation: TrainingEvaluation  # given once the trainer is built
         alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         # Not the optimizer's: accelerate lets that do nothing between the micro-batches of a step.
@@ -69,9 +73,8 @@ class SftPlayTrainer(SFTTrainer):
         """A step's batches. Opening a stream draws random numbers, and a run that goes on opens it later than the
         straight run did: dropout must not see that.
         """
-        if not self.args.ignore_data_skip:
-            return super().get_batch_samples(*items)
-        with torch.random.fork_rng(devices=[]):
+        forked = torch.random.fork_rng(devices=[]) if self.args.ignore_data_skip else contextlib.nullcontext()
+        with self.meter.part("data"), forked:
             return super().get_batch_samples(*items)
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -97,7 +100,9 @@ class SftPlayTrainer(SFTTrainer):
         def once(part: Any) -> torch.Tensor:
             return upstream(model, part, *items, **named)
 
-        loss = self.fitting.train(self.state.global_step, inputs, once, recount)
+        with self.meter.part("compute"):
+            loss = self.fitting.train(self.state.global_step, inputs, once, recount)
+        self.meter.add(inputs, rows, loss, items[0] if items else named.get("num_items_in_batch"))
         self.finite.add(self.state.global_step, loss, rows)
         if self.accelerator.sync_gradients:
             self.finite.measure(model)
@@ -112,8 +117,11 @@ class SftPlayTrainer(SFTTrainer):
             self.finite.refuse(float(norm), scaled=self.args.fp16)
             return norm
         spikes, step = spikes_of(self.callback_handler.callbacks), self.state.global_step + 1
-        if spikes.is_spike(float(norm), step, skip=self.skips_spikes) and self.skips_spikes:
-            model.zero_grad()  # without a gradient no optimizer touches a weight, nor its state
+        if spikes.is_spike(float(norm), step, skip=self.skips_spikes):
+            if self.is_world_process_zero():
+                append_event(self.run.metrics, step, "spike", spikes.told)
+            if self.skips_spikes:
+                model.zero_grad()  # without a gradient no optimizer touches a weight, nor its state
         return norm
 
     def prediction_step(
@@ -148,6 +156,7 @@ class SftPlayTrainer(SFTTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
         main, target, step = self.accelerator.is_main_process, self.args.output_dir, self.state.global_step
+        self.meter.phases.enter("save")
         staging, needed = staging_folder(self.run, clear=main), bytes_of_next(self.run, self.model, step)
         self.digests = Digests()
         with half_dropped(staging, step, needed):
@@ -232,6 +241,8 @@ def build_trainer(
     if plugin := getattr(trainer.accelerator.state, "fsdp_plugin", None):
         plugin.mixed_precision_policy = sharded_precision(job.config, job.plan)
     trainer.finite.ranks, trainer.skips_spikes = ranks, job.config.train.on_spike == "skip"
+    if watch := watch_of(callbacks):
+        watch.trainer = trainer
     trainer.keeps_shards = job.plan.strategy in KEEPS_SHARDS
     trainer.args.save_only_model = False  # the arguments said otherwise where the Trainer knows no way to save shards
     trainer.save_limit = job.config.train.save_total_limit

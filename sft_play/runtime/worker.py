@@ -43,9 +43,11 @@ from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
+from sft_play.runtime.sensors import resident_bytes
 from sft_play.runtime.spikes import spikes_of
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
+from sft_play.runtime.watching import WatchCallback, summary_of
 
 PR_SET_PDEATHSIG = 1
 
@@ -64,7 +66,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     tokenizer = load_tokenizer(
         job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )
-    callbacks = build_callbacks(config, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
+    callbacks = build_callbacks(config, plan, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
     trainer = build_trainer(job, arguments, model, tokenizer, callbacks, ranks)
     counts = check_applied(trainer, config, plan)
     applied = AppliedCallback(trainer, config, plan)
@@ -88,6 +90,8 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         print(speed)
     result = save_result(trainer, job, tokenizer)
     progress = next(callback for callback in callbacks if isinstance(callback, ProgressCallback))
+    watch = next(callback for callback in callbacks if isinstance(callback, WatchCallback))
+    watch.sensors.close()
     return {
         "outcome": "done",
         "result": result.name,
@@ -96,11 +100,14 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "best_step": best_step,
         "seconds": round(time.monotonic() - started, 1),
         "tokens_per_second": round(progress.tokens_per_second, 1),
-        "peak_memory_bytes": peak_memory_bytes(plan.device),
+        "peak_memory_bytes": peak_memory_bytes(plan.device, watch),
         "spikes": spikes_of(trainer.callback_handler.callbacks).summary(),
         "amendments": [asdict(one) for one in read_amendments(job.run)],
         "predicted": plan.predicted,
-        "measured": measured_memory(plan.device, resident),
+        "measured": measured_memory(plan.device, resident, watch),
+        "summary": summary_of(watch),
+        "device_names": watch.names,
+        "bottleneck": watch.bottleneck.text,
         **counts,
         "applied": applied.counts,
         **evaluations,
@@ -172,30 +179,22 @@ def train_loss(trainer: SftPlayTrainer) -> float:
     return next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry)
 
 
-def measured_memory(device: str, before: int) -> dict[str, int]:
+def measured_memory(device: str, before: int, watch: WatchCallback) -> dict[str, int]:
     """Peak allocated, reserved and used on the device; on a CPU what the process grew by since `before`, in bytes."""
     if device == "cpu":
-        return {"memory_bytes": peak_memory_bytes(device) - before}
+        return {"memory_bytes": peak_memory_bytes(device, watch) - before}
     free, total = torch.cuda.mem_get_info()
     return {
-        "memory_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "memory_bytes": peak_memory_bytes(device, watch),
+        "reserved_bytes": max(torch.cuda.max_memory_reserved(), watch.meter.phases.reserved),
         "device_bytes": total - free,
     }
 
 
-def resident_bytes() -> int:
-    """Resident set of this process now; 0 where /proc is not there."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
-
-
-def peak_memory_bytes(device: str) -> int:
+def peak_memory_bytes(device: str, watch: WatchCallback) -> int:
     """Most memory allocated on the GPU, or the largest resident set of this process on a CPU."""
     if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
+        return max(int(torch.cuda.max_memory_allocated()), watch.meter.phases.allocated)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,0 +1,92 @@
+"""TensorBoard beside the curves: one chart for all GPUs each, the config, and what the figures mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from sft_play.config.schema import Config
+from sft_play.config.secrets import redacted
+from sft_play.plan.build import Plan
+
+RANK_CHARTS = {
+    "loss": ("loss", "loss_rank_{}"),
+    "tokens a second": ("tokens_per_second", "tokens_per_second_rank_{}"),
+    "seconds waiting for data": ("data_seconds_rank_{}",),
+    "seconds of forward and backward": ("compute_seconds_rank_{}",),
+}
+GPU_CHARTS = {
+    "memory on the device (GiB), and predicted": ("memory_device_gib_gpu_{}", "memory_predicted_gib"),
+    "memory allocated (GiB)": ("memory_allocated_gib_gpu_{}",),
+    "memory reserved (GiB)": ("memory_reserved_gib_gpu_{}",),
+    "utilisation (%)": ("utilization_percent_gpu_{}",),
+    "power (W)": ("power_watts_gpu_{}",),
+    "temperature (C)": ("temperature_celsius_gpu_{}",),
+    "clock (MHz)": ("clock_mhz_gpu_{}",),
+    "throttled": ("throttled_gpu_{}",),
+}
+STEP = tuple(f"{part}_seconds" for part in ("step", "data", "compute", "wait", "optimizer", "other"))
+FORMULAS = """
+| figure | what it is |
+|---|---|
+| `tokens_per_second` | real tokens (no padding) of all ranks over the training time, evaluation and saving left out |
+| `mfu_percent` | 100 x tokens/s x FLOPs a token / (FLOP/s of all GPUs); FLOPs a token: {formula} |
+| `loss_rank_N` | mean over the answer tokens of rank N; weighted by `loss_share_rank_N` they add up to `loss` |
+| `step_seconds` | = data + compute + wait + optimizer + other, of the slowest rank, a step |
+| `wait_seconds` | communication that no computation hid (DDP); under other engines it is inside `compute_seconds` |
+| `memory_predicted_gib` | what the plan expects on a device at the longest rows |
+"""
+
+
+def write_board(writer: SummaryWriter, config: Config, plan: Plan) -> None:
+    """Layout, config and explanations; what is there of an earlier attempt is written over."""
+    devices = max(plan.world_size, len(plan.device_uuids) * plan.nodes)
+    writer.add_custom_scalars(layout(plan.world_size, devices))
+    writer.add_text("config", fenced(config))
+    formula = plan.mfu_formula or "unknown on this device"
+    writer.add_text("figures", FORMULAS.format(formula=formula))
+    # Not add_hparams: it opens a second event file in a folder of its own, which shows as another run.
+    for summary in hparams(flat(config), {}):
+        writer._get_file_writer().add_summary(summary)
+
+
+def layout(ranks: int, devices: int) -> dict[str, Any]:
+    """The custom scalars page: every chart holds all ranks, or all GPUs."""
+    return {
+        "Ranks": {name: multiline(tags, ranks) for name, tags in RANK_CHARTS.items()},
+        "GPUs": {name: multiline(tags, devices) for name, tags in GPU_CHARTS.items()},
+        "Step": {"seconds of a step": multiline(STEP, 1)},
+    }
+
+
+def multiline(tags: Sequence[str], count: int) -> list[Any]:
+    """A chart of tags, with the numbers 0 to `count` - 1 where they have a place for one."""
+    names = [tag.format(number) for tag in tags for number in (range(count) if "{}" in tag else (0,))]
+    return ["Multiline", [f"train/{name}" for name in names]]
+
+
+def fenced(config: Config) -> str:
+    """The config as a code block."""
+    text = redacted(json.dumps(config.model_dump(mode="json"), indent=2))
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def flat(config: Config) -> dict[str, bool | float | str]:
+    """Every key with a single value by its dotted name, without secrets; keys that are not set are left out."""
+    return dict(_flat(config.model_dump(mode="json"), ""))
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, bool | float | str]]:
+    found: list[tuple[str, bool | float | str]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float):
+            found.append((f"{prefix}{key}", value))
+        elif isinstance(value, str):
+            found.append((f"{prefix}{key}", redacted(value)))
+    return found
