@@ -12,7 +12,7 @@ from typing import Any
 from sft_play.cli.run_start import say, where_to_start
 from sft_play.config.schema import Config
 from sft_play.errors import ExitCode, GenerationMemoryError, OutOfMemoryError
-from sft_play.launch.execute import execute
+from sft_play.launch.execute import Screen, execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import Plan
 from sft_play.record.amendments import (
@@ -55,6 +55,7 @@ def run_attempts(
     start: Start,
     environ: Mapping[str, str],
     lock: int,
+    screen: Screen | None = None,
 ) -> int:
     """Run the workers, and again from the last checkpoint after a lost machine or a micro-batch that did not fit.
 
@@ -71,7 +72,7 @@ def run_attempts(
             resume_from=where_to_start(run, config, stamp, trust=start.trust, force=start.force, again=again),
         )
         plan = with_amendments(run, plan)
-        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock)
+        code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock, screen=screen)
         for line in lines:
             with suppress(BrokenPipeError):  # nobody listens any more; the code says it
                 print(f"error: {line}", file=sys.stderr, flush=True)

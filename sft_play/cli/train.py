@@ -24,6 +24,9 @@ from sft_play.cli.run_start import (
     refuse_ignored,
     say,
 )
+from sft_play.cli.screen import live_screen
+from sft_play.cli.summary import summary_lines
+from sft_play.cli.trackers import check_trackers
 from sft_play.config.dump import render_config
 from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.resolve import Resolved, overrides, resolve
@@ -92,6 +95,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     distributed = command.default_count is None
     resolved = resolve(config_path(environ), environ, inputs=INPUTS_OF[name], distributed=distributed)
     refuse_unavailable(resolved)
+    check_trackers(resolved.config, environ)
     announce(resolved)
     config = resolved.config
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
@@ -104,10 +108,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
     run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config), node=config.dist.node_rank)
     run.create()
-    with locked(run) as lock, shown(command, config, run) as ready:
+    with locked(run) as lock, shown(command, config, run) as ready, live_screen() as screen:
         refuse_finished(run, config)
         check_disk(run, config, plan_inputs.facts)
-        prepared = prepare_data(config, model.path)
+        prepared = prepare_data(config, model.path, screen.say if screen else say)
         report_data(run, config, prepared, model.path)
         plan = make_plan(replace(plan_inputs, data=prepared.facts))
         for reason in plan.reasons:
@@ -126,12 +130,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
             trust=given.trust_checkpoint,
             force=given.force,
         )
-        code = run_attempts(run, config, plan, stamp, start, environ, lock)
+        code = run_attempts(run, config, plan, stamp, start, environ, lock, screen)
     if config.dist.node_rank == 0:
         report = report_run(run)
         if code == ExitCode.DONE:
-            finish(run, config, plan)
-        if report:
+            finish(run, config, plan, report)
+        elif report:
             say(f"report in {report}")
     return code
 
@@ -193,7 +197,7 @@ def announce(resolved: Resolved) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def prepare_data(config: Config, model_path: Path) -> Any:
+def prepare_data(config: Config, model_path: Path, say: Callable[[str], None] = say) -> Any:
     """Tokenise the rows, or take them from the cache."""
     from sft_play.data.prepare import prepare
 
@@ -210,25 +214,18 @@ def report_data(run: RunDir, config: Config, prepared: Any, model_path: Path) ->
 
 def report_run(run: RunDir) -> Path | None:
     """Write report.html; a run is not less done without it."""
-    from sft_play.report.page import write_report
-
     try:
+        from sft_play.report.page import write_report
+
         return write_report(run.path)
     except Exception as error:
         print(f"warning: no report was written ({type(error).__name__}: {error})", file=sys.stderr)
         return None
 
 
-def finish(run: RunDir, config: Config, plan: Plan) -> None:
+def finish(run: RunDir, config: Config, plan: Plan, report: Path | None) -> None:
     """Keep what was measured for later plans, and say what came out, where it lies, and what to do next."""
     record = read_record(run) or {}
     append_measured(Path(config.run.output_dir) / ".cache", measured_of(config, plan, record))
-    before, after = record.get("eval_loss_before"), record.get("eval_loss")
-    if after is not None:
-        change = f"{before:.4f} -> {after:.4f} ({after / before - 1:+.1%})" if before else f"{after:.4f}"
-        say(f"held-out loss {change}")
-    say(f"{record['steps']} steps in {record['seconds']:.0f} s, {record['tokens_per_second']:,.0f} tokens/s")
-    if (spikes := record.get("spikes", {})).get("found"):
-        say(f"{spikes['found']} spikes of the gradient norm, {spikes['skipped']} steps skipped for them")
-    say(f"result in {run.path / record['result']}")
-    say(f"try it: make infer RUN={run.path}")
+    for line in summary_lines(record, plan, run.path, report):
+        say(line)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any, Protocol
 
 from sft_play.config.secrets import redacted
 from sft_play.errors import ExitCode
@@ -20,6 +20,7 @@ from sft_play.launch.processes import adopt_orphans, descendants, end_all, ranks
 from sft_play.launch.spec import LaunchSpec
 from sft_play.launch.tied import tied
 from sft_play.launch.watch import Watch, clear_beats
+from sft_play.record.live import ASKED, values_of
 from sft_play.record.run_dir import RunDir, write_atomic
 from sft_play.record.run_record import clear_exits, read_exits
 
@@ -27,12 +28,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def execute(
-    spec: LaunchSpec, run: RunDir, environ: Mapping[str, str], *, lock: int | None = None
+    spec: LaunchSpec,
+    run: RunDir,
+    environ: Mapping[str, str],
+    *,
+    lock: int | None = None,
+    screen: Screen | None = None,
 ) -> tuple[int, list[str]]:
     """Run the worker to its end, its output on the terminal and in run.log.
 
     Args:
         lock: descriptor of the run's lock, which the worker holds as well.
+        screen: what shows a live line, where there is a terminal.
 
     Returns:
         The exit code of the run and the error lines that its worker left.
@@ -42,17 +49,22 @@ def execute(
     attempt = len(list(run.attempts.glob("*.json"))) + 1
     write_atomic(run.attempts / f"{attempt:03d}.json", spec.files[run.run_json])
     clear_exits(run.launch)
+    for of_rank in run.launch.glob("rank-*.log"):  # of an earlier attempt; run.log has it
+        of_rank.unlink()
     clear_beats(run.launch)
     # A session of its own: a Ctrl-C reaches each worker once, through us, and nothing below us outlives the run.
     # Workers start with both signals blocked and take them once they can answer; a launcher never does.
     adopt_orphans()
     before = set(descendants(os.getpid()))
+    live = {ASKED: "1"} if screen else {}
+    if screen:
+        screen.clear()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     log = run.log.open("ab", buffering=0)
     try:
         worker = subprocess.Popen(
             spec.argv if spec.alone else tied(signal.SIGKILL, *spec.argv),
-            env={**environ, **spec.environment, "SFT_PLAY_PARENT": str(os.getpid())},
+            env={**environ, **spec.environment, **live, "SFT_PLAY_PARENT": str(os.getpid())},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if spec.alone else log,  # no pipe: ranks outlive a killed parent while they save
             start_new_session=True,
@@ -66,11 +78,12 @@ def execute(
         if not spec.alone:
             watch.start()
         with log, _forwarding(worker) as asked:
-            _copy(worker.stdout, log)
+            _copy(worker.stdout, log, screen)
             returned = worker.wait()
     finally:
         watch.stop()
         end_all(os.getpid(), keep=before)
+        _append_rank_logs(run)
         _scrub(run.log)
     if watch.verdict:
         return int(ExitCode.RANK_FAILED), watch.verdict
@@ -79,16 +92,46 @@ def execute(
     return _outcome(run, returned)
 
 
-def _copy(source: IO[bytes], log: IO[bytes]) -> None:
+class Screen(Protocol):
+    """Shows a live line below what is printed."""
+
+    def line(self, text: str) -> None:
+        """Print a line above it."""
+
+    def show(self, values: dict[str, Any]) -> None:
+        """Take in what the worker says of itself."""
+
+    def clear(self) -> None:
+        """Forget it: another worker starts."""
+
+
+def _copy(source: IO[bytes], log: IO[bytes], screen: Screen | None) -> None:
     for raw in iter(source.readline, b""):
         line = _redacted(raw)
-        with contextlib.suppress(OSError):  # a full disk: the terminal still shows it, the worker tells the reason
-            log.write(line)
+        told = values_of(line.decode(errors="replace")) if screen else None
+        if told is not None and "log" in told:
+            line = f"{told['log']}\n".encode()
+        if told is None or "log" in told:
+            with contextlib.suppress(OSError):  # a full disk: the terminal still shows it, the worker tells the reason
+                log.write(line)
         try:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+            if screen is None:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            elif told is None:
+                screen.line(line.decode(errors="replace").rstrip("\n"))
+            else:
+                screen.show(told)
         except BrokenPipeError:  # the reader has gone (`make train | head`); the run goes on into run.log
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def _append_rank_logs(run: RunDir) -> None:
+    """Keep what the ranks that do not speak have said, each line with its rank."""
+    with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
+        for path in sorted(run.launch.glob("rank-*.log")):
+            rank = path.stem.replace("-", " ")
+            log.writelines(f"{rank}: {line}\n" for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def _scrub(path: Path) -> None:

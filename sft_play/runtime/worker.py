@@ -30,6 +30,7 @@ from sft_play.errors import (
 from sft_play.plan.build import Plan
 from sft_play.record.amendments import LossesOnly, read_amendments
 from sft_play.record.checkpoints import rotate, step_of
+from sft_play.record.live import ASKED
 from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
@@ -45,6 +46,7 @@ from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
 from sft_play.runtime.sensors import resident_bytes
 from sft_play.runtime.spikes import spikes_of
+from sft_play.runtime.status import show_loading
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
 from sft_play.runtime.watching import WatchCallback, summary_of
@@ -226,6 +228,9 @@ def main(run_json: Path) -> int:
     job, rank = read_job(run_json), read_ranks().rank
     speaking = sys.stdout if rank == 0 else job.run.rank_log(rank).open("a", encoding="utf-8")
     sys.stdout = sys.stderr = LastingStream(speaking, job.run.log)
+    if rank:
+        os.environ.pop(ASKED, None)  # the live line is rank 0's
+    show_loading()
     stop = StopCallback()
     # The parent blocks both until here, so that one which comes while the stack is imported is not lost.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
