@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,32 +17,21 @@ class NotYet:
 
     Attributes:
         values: the values that are refused; empty for every value but the default.
-        when: decides instead of `values`; `words` then says what it refuses.
         instead: what to write in its place; by default the key's default.
     """
 
     key: str
     values: tuple[Any, ...] = ()
-    when: Callable[[Any], bool] | None = None
-    words: str = ""
     instead: str = ""
 
     def refuses(self, value: Any) -> bool:
         if value == KEYS[self.key].default:
             return False
-        if self.when is not None:
-            return self.when(value)
         return value in self.values if self.values else True
 
     def said(self) -> str:
         """What is not available, for the reference page."""
-        if self.words:
-            return self.words
         return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
-
-
-def _other_than_tensorboard(value: Any) -> bool:
-    return any(tracker != "tensorboard" for tracker in value)
 
 
 _WHOLE_KEYS = (
@@ -57,7 +45,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(key="model.kernels", values=("liger", "hub")),
     NotYet(key="tuning.backend", values=("unsloth",)),
     NotYet(key="train.loss", values=("full", "fused")),
-    NotYet(key="run.report_to", when=_other_than_tensorboard, words="a tracker other than tensorboard"),
     *(NotYet(key=key) for key in _WHOLE_KEYS),
 )
 
@@ -70,9 +57,10 @@ def unavailable(resolved: Resolved) -> tuple[NotAvailableError, ...]:
         if not entry.refuses(value):
             continue
         written = f"{entry.key}: {show(value)}"
-        what = f"{written}: {entry.words} is not available yet" if entry.words else f"{written} is not available yet"
         fix = entry.instead or f"remove it, or set it back to {show(plain(KEYS[entry.key].default))}"
-        errors.append(NotAvailableError(what, where=resolved.origins[entry.key].where, fix=fix))
+        errors.append(
+            NotAvailableError(f"{written} is not available yet", where=resolved.origins[entry.key].where, fix=fix)
+        )
     return tuple(errors)
 
 

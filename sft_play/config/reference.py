@@ -82,7 +82,7 @@ def meaning_with_gaps(key: Key) -> str:
     gaps = [one for one in NOT_YET if one.key == key.name]
     if not gaps:
         return meanings()[key.name]
-    whole = len(gaps) == 1 and not gaps[0].values and not gaps[0].words
+    whole = len(gaps) == 1 and not gaps[0].values
     return f"{meanings()[key.name]} *Not available yet{'' if whole else ': ' + ', '.join(one.said() for one in gaps)}.*"
 
 

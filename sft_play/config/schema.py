@@ -377,7 +377,9 @@ class RunSection(Section):
     resume: Literal["auto", "never", "must"] = "auto"
     """`auto`: go on from the newest good checkpoint; `never`: start anew; `must`: refuse to start from zero."""
     report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
-    """Trackers; `none` for no tracker."""
+    """Trackers; `none` for no tracker. All but tensorboard are packages to install, and read their own variables:
+    WANDB_API_KEY and WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID.
+    """
     tensorboard_port: Annotated[int, _Number, Field(ge=1, le=65535)] = 6006
     """First port tried for TensorBoard."""
     strict_env: bool = False

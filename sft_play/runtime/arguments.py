@@ -14,6 +14,7 @@ from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.dist import timeout_seconds
 from sft_play.runtime.model import DTYPES
+from sft_play.runtime.trackers import PROJECT
 
 # Batches that a streamed run tokenises ahead.
 AHEAD = 16
@@ -46,6 +47,8 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         evaluation = "epoch" if has_validation else "no"
     return SFTConfig(
         output_dir=str(run.path),
+        run_name=run.path.name,
+        project=PROJECT,
         per_device_train_batch_size=plan.micro_batch,
         gradient_accumulation_steps=plan.grad_accum,
         per_device_eval_batch_size=plan.eval_batch,

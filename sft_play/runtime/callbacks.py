@@ -20,6 +20,7 @@ from sft_play.runtime.beat import BeatCallback
 from sft_play.runtime.dist import Ranks, highest
 from sft_play.runtime.eval_budget import BudgetCallback
 from sft_play.runtime.watching import WatchCallback
+from sft_play.runtime.trackers import callbacks_of_trackers
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
@@ -58,6 +59,8 @@ def build_callbacks(
         writer = SummaryWriter(str(run.tensorboard), purge_step=first_step)
         write_board(writer, config, plan)
         watching.append(TensorBoardCallback(writer))
+    if ranks.main:
+        watching += callbacks_of_trackers(config, run, first_step)
     return watching
 
 

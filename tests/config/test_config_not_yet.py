@@ -19,7 +19,6 @@ EXAMPLES = {
     "data.test": ["a", {"path": "a", "weight": 0.5}],
     "train.metric_for_best_model": "rougeL",
     "dist.prefetch": True,
-    "run.report_to": ["tensorboard", "wandb"],
 }
 
 
@@ -107,6 +106,7 @@ WORKING = [
     ("dist.num_nodes", 2),
     ("dist.deepspeed_config", "ds.json"),
     ("run.report_to", []),
+    ("run.report_to", ["tensorboard", "wandb", "mlflow", "trackio"]),
     ("run.name", "x"),
 ]
 
@@ -119,7 +119,7 @@ def test_what_works_is_not_refused(name: str, value: object) -> None:
 def test_all_refusals_come_at_once(resolve_text: ResolveText) -> None:
     with pytest.raises(SeveralErrors) as caught:
         refuse_unavailable(
-            resolve_text("train: {torch_compile: true}\nrun: {report_to: wandb}\n", TRAIN_GROUP_BY_LENGTH="yes")
+            resolve_text("train: {torch_compile: true}\ntuning: {backend: unsloth}\n", TRAIN_GROUP_BY_LENGTH="yes")
         )
     places = {error.where for error in caught.value.errors}
     assert places == {"x.yaml:3", "x.yaml:4", "environment TRAIN_GROUP_BY_LENGTH"}

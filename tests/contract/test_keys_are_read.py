@@ -15,7 +15,7 @@ NOT_READ = {
     "run.strict_env": "resolve itself turns slips into errors under it",
     "train.loss": "auto is chunked until another can be chosen; the others are refused",
 }
-REFUSED_WHOLE = {entry.key for entry in NOT_YET if not entry.values and entry.when is None}
+REFUSED_WHOLE = {entry.key for entry in NOT_YET if not entry.values}
 
 
 def _reads() -> set[tuple[str, str]]:
