@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import rewrite_logs
 
 from sft_play.config.schema import Config
 from sft_play.config.secrets import redacted
 from sft_play.plan.build import Plan
 
+FLUSH_SECONDS = 1.0
 RANK_CHARTS = {
     "loss": ("loss", "loss_rank_{}"),
     "tokens a second": ("tokens_per_second", "tokens_per_second_rank_{}"),
@@ -40,6 +46,44 @@ FORMULAS = """
 | `wait_seconds` | communication that no computation hid (DDP); under other engines it is inside `compute_seconds` |
 | `memory_predicted_gib` | what the plan expects on a device at the longest rows |
 """
+
+
+class BoardCallback(TensorBoardCallback):
+    """The Trainer's, but all figures of a step are one event, and events are handed over once a second: waking the
+    writer's thread for each figure takes longer than a tiny model's step.
+    """
+
+    def __init__(self, writer: SummaryWriter) -> None:
+        super().__init__(writer)
+        self._held: list[tuple[float, int, dict[str, float]]] = []
+        self._flushed = 0.0
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        logs = logs or {}
+        values = {name: value for name, value in rewrite_logs(logs).items() if isinstance(value, int | float)}
+        self._held.append((time.time(), state.global_step, values))
+        if "loss" not in logs or time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The writer stays open: the finished model's evaluation follows."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        self._flushed = time.monotonic()
+        for wall, step, values in self._held:
+            summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+            self.tb_writer._get_file_writer().add_summary(summary, step, wall)
+        self._held = []
+        self.tb_writer.flush()
 
 
 def write_board(writer: SummaryWriter, config: Config, plan: Plan) -> None:

@@ -9,18 +9,19 @@ from types import FrameType
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import TensorBoardCallback
 
 from sft_play.config.schema import Config
 from sft_play.errors import Interrupted, Preempted, SftPlayError
 from sft_play.plan.build import Plan
+from sft_play.record.live import clock
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_metrics
 from sft_play.runtime.beat import BeatCallback
 from sft_play.runtime.dist import Ranks, highest
 from sft_play.runtime.eval_budget import BudgetCallback
-from sft_play.runtime.watching import WatchCallback
+from sft_play.runtime.status import StatusCallback, asked, log_line, used_bytes_of
 from sft_play.runtime.trackers import callbacks_of_trackers
+from sft_play.runtime.watching import WatchCallback
 
 # Seconds between two signs of life of a long evaluation.
 TELL_SECONDS = 5.0
@@ -50,15 +51,18 @@ def build_callbacks(
     if early_stopping:
         train = config.train
         watching.append(EarlyStoppingCallback(train.early_stopping_patience, train.early_stopping_threshold))
+    if asked():
+        planned = int(plan.predicted.get("device_bytes", 0))
+        watching.append(StatusCallback(used_bytes_of(plan.device), planned))
     if "tensorboard" in config.run.report_to and ranks.main:
         from torch.utils.tensorboard import SummaryWriter
 
-        from sft_play.runtime.board import write_board
+        from sft_play.runtime.board import BoardCallback, write_board
 
         # What a crashed attempt wrote beyond the checkpoint is taken back.
         writer = SummaryWriter(str(run.tensorboard), purge_step=first_step)
         write_board(writer, config, plan)
-        watching.append(TensorBoardCallback(writer))
+        watching.append(BoardCallback(writer))
     if ranks.main:
         watching += callbacks_of_trackers(config, run, first_step)
     return watching
@@ -95,7 +99,7 @@ class ProgressCallback(TrainerCallback):
         self.seconds_all += self.seconds
         self.tokens, self.seconds = logs["num_tokens"], 0.0
         left = (state.max_steps - state.global_step) * self.seconds_all / max(self.steps, 1)
-        print(
+        log_line(
             f"step {state.global_step:>{len(str(state.max_steps))}}/{state.max_steps}"
             f"  loss {logs['loss']:.4f}  lr {logs['learning_rate']:.2e}  grad {float(logs['grad_norm']):.2f}"
             f"  tok/s {logs['tokens_per_second']:,.0f}  eta {clock(left)}"
@@ -113,7 +117,7 @@ class ProgressCallback(TrainerCallback):
         self.evaluated += 1
         if time.monotonic() - self.told > TELL_SECONDS:
             self.told = time.monotonic()
-            print(f"evaluating: batch {self.evaluated} of {len(eval_dataloader)}")
+            log_line(f"evaluating: batch {self.evaluated} of {len(eval_dataloader)}")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.mark = time.monotonic()
@@ -223,13 +227,6 @@ REASONS: tuple[type[SftPlayError] | None, ...] = (None, Interrupted, Preempted)
 def agreed_reason(ranks: Ranks, mine: type[SftPlayError] | None) -> type[SftPlayError] | None:
     """Why to stop after this step, if any rank was asked to: a signal reaches each at another moment."""
     return REASONS[highest(ranks, REASONS.index(mine))]
-
-
-def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _plain(value: Any) -> Any:

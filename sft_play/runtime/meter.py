@@ -20,6 +20,8 @@ from sft_play.runtime.collate import IGNORED, REAL_TOKENS
 from sft_play.runtime.sensors import Phases
 
 PARTS = ("data", "compute", "wait", "optimizer")
+# Micro-batches whose values are kept one by one on the device before they are added up.
+HELD = 64
 
 
 class Meter:
@@ -45,6 +47,8 @@ class Meter:
         self.steps = 0
         self.seconds = dict.fromkeys(("step", *PARTS), 0.0)
         self._sums: torch.Tensor | None = None
+        self._numbers = [0.0] * 4
+        self._held: list[tuple[Any, ...]] = []
 
     def go_on(self) -> None:
         """The next step begins now: what came since the last one was no training."""
@@ -86,7 +90,7 @@ class Meter:
         """Count a micro-batch. Nothing waits for the device.
 
         Args:
-            rows: numbers of its rows; those below 0 only fill the batch.
+            rows: numbers of its rows, or packs; None for a row each of the inputs.
             loss: its share of the step's loss, as the Trainer adds it up.
             items: answer tokens of the step over all ranks.
         """
@@ -94,11 +98,29 @@ class Meter:
         real = inputs.get(REAL_TOKENS)
         if real is None:
             mask = inputs.get("attention_mask")
-            real = inputs["input_ids"].new_tensor(inputs["input_ids"].numel()) if mask is None else mask.sum()
-        count = (rows >= 0).sum() if rows is not None else real.new_tensor(len(inputs["input_ids"]))
-        share = answer if items is None else answer / items
-        found = torch.stack([one.detach().double().to(loss.device) for one in (loss, share, real, count)])
+            real = inputs["input_ids"].numel() if mask is None else mask.sum()
+        count = len(inputs["input_ids"] if rows is None else rows)
+        self._held.append((loss, answer, 1 if items is None else items, real, count))
+        if len(self._held) >= HELD:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Values of micro-batches into sums, on the device still."""
+        device = self._held[0][0].device
+        if device.type == "cpu":  # numbers are at hand there, and tensors of one number slow
+            for loss, answer, items, real, count in (map(float, one) for one in self._held):
+                self._numbers = [
+                    held + new
+                    for held, new in zip(self._numbers, (loss, answer / items, real, count * (answer > 0)), strict=True)
+                ]
+            self._held = []
+            return
+        columns = [_column(one, device) for one in zip(*self._held, strict=True)]
+        loss, answer, items, real, count = columns
+        # A batch without answer tokens is one row that only fills it.
+        found = torch.stack([loss.sum(), (answer / items).sum(), real.sum(), (count * (answer > 0)).sum()])
         self._sums = found if self._sums is None else self._sums + found
+        self._held = []
 
     def step_ended(self) -> float:
         """Close an optimizer step; returns its seconds."""
@@ -111,7 +133,9 @@ class Meter:
 
     def take(self) -> dict[str, float]:
         """The interval's sums, by the names of `FIELDS`; a new one begins. Waits for the device."""
-        loss, share, tokens, rows = self._sums.tolist() if self._sums is not None else [0.0] * 4
+        if self._held:
+            self._add_up()
+        loss, share, tokens, rows = self._numbers if self._sums is None else self._sums.tolist()
         counts = {"loss": loss, "share": share, "tokens": tokens / self._copies, "rows": rows / self._copies}
         seconds = dict(self.seconds)
         wait = min(self._newly_waited(), seconds["compute"])
@@ -133,6 +157,13 @@ class Meter:
         total = exposed * told.get("iteration", 0) / 1e9  # averages over all iterations, in nanoseconds
         newly, self._waited = total - self._waited, total
         return max(0.0, newly)
+
+
+def _column(values: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Numbers and scalar tensors as one vector in 64 bits."""
+    if not isinstance(values[0], torch.Tensor):
+        return torch.tensor(values, dtype=torch.float64, device=device)
+    return torch.stack([one.detach().to(device) for one in values]).double()
 
 
 FIELDS = ("steps", "loss", "share", "tokens", "rows", "step", *PARTS)

@@ -144,14 +144,15 @@ class Phases:
 
     Attributes:
         peaks: by phase, a number for each device of the process.
+        resident: bytes of this process when it was last looked at.
         allocated, reserved: the most that torch held on the first GPU in any phase: each phase begins torch's count
             anew.
     """
 
     def __init__(self, gpus: Sequence[int] = ()) -> None:
         self.gpus, self.peaks = tuple(gpus), dict[str, list[float]]()
-        self.allocated = self.reserved = 0
-        self.phase, self._since = "load", time.monotonic()
+        self.allocated = self.reserved = self.resident = 0
+        self.phase, self._since, self._measured = "load", time.monotonic(), 0.0
 
     def enter(self, phase: str) -> float:
         """The current phase ends; returns the seconds that it took."""
@@ -162,9 +163,13 @@ class Phases:
             torch.cuda.reset_peak_memory_stats(gpu)
         return seconds
 
-    def measure(self) -> None:
-        """Book what the current phase has reached."""
-        found = [float(device_peak(gpu)) for gpu in self.gpus] or [float(resident_bytes())]
+    def measure(self, *, at_least_every: float = 0.0) -> None:
+        """Book what the current phase has reached, unless that was done so many seconds ago or less."""
+        if time.monotonic() - self._measured < at_least_every:
+            return
+        self._measured = time.monotonic()
+        self.resident = resident_bytes()
+        found = [float(device_peak(gpu)) for gpu in self.gpus] or [float(self.resident)]
         held = self.peaks.get(self.phase, [0.0] * len(found))
         self.peaks[self.phase] = [max(pair) for pair in zip(held, found, strict=True)]
         for gpu in self.gpus[:1]:

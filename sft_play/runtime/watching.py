@@ -24,13 +24,15 @@ from sft_play.record.run_record import append_event, append_metrics
 from sft_play.runtime.bottleneck import Bottleneck
 from sft_play.runtime.dist import Ranks, to_main
 from sft_play.runtime.meter import FIELDS, PARTS, Meter, Totals, slowest_of, step_figures, totals_of
-from sft_play.runtime.sensors import PHASES, READINGS, Phases, Sensors, resident_bytes
+from sft_play.runtime.sensors import PHASES, READINGS, Phases, Sensors
 
 # What is known of one device: torch's own counts, the sensors' readings, whether they failed, peaks by phase.
 COLUMNS = ("memory_allocated_gib", "memory_reserved_gib", *READINGS, "failed", *PHASES)
 SHOWN = COLUMNS[: COLUMNS.index("failed")]
 # A phase is told again once its peak has grown by this share.
 GROWN = 0.01
+# Memory is looked at no more often than this.
+MEMORY_SECONDS = 0.5
 STEP_PARTS = tuple(f"{name}_seconds" for name in ("step", *PARTS, "other"))
 
 Row = dict[str, float]
@@ -54,12 +56,7 @@ class WatchCallback(TrainerCallback):
         self.told: dict[str, float] = {}
         self.failed: set[int] = set()
         self.trainer: Any = None
-        self.started, self.before = time.monotonic(), Totals()
-
-    @property
-    def totals(self) -> Totals:
-        """The one that counts now: a resumed Trainer makes its callbacks anew."""
-        return totals_of(self.trainer.callback_handler.callbacks)
+        self.started, self.totals, self.before = time.monotonic(), Totals(), Totals()
 
     @property
     def waits(self) -> bool:
@@ -68,6 +65,8 @@ class WatchCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.names = device_names(self.plan, self.place, self.ranks)
+        # Looked up here, for a resumed Trainer makes its callbacks anew.
+        self.totals = totals_of(self.trainer.callback_handler.callbacks)
         self.before = copy(self.totals)
         copies = self.plan.world_size if self.plan.strategy == "tp" else 1
         self.meter.watch(self.trainer.accelerator, self.trainer.model_wrapped, copies)
@@ -137,8 +136,8 @@ class WatchCallback(TrainerCallback):
 
     def _everywhere(self, own: Row) -> list[Row]:
         """Every rank's row on rank 0; an empty list on the others. A collective."""
-        self.meter.phases.measure()
-        row = [own[name] for name in FIELDS] + [float(resident_bytes())]
+        self.meter.phases.measure(at_least_every=MEMORY_SECONDS)
+        row = [own[name] for name in FIELDS] + [float(self.meter.phases.resident)]
         row += [one.get(name, math.nan) for one in self._own_devices() for name in COLUMNS]
         if self.ranks.world_size == 1:
             return [self.place.named(row)]
@@ -158,7 +157,7 @@ class WatchCallback(TrainerCallback):
                 devices[number]["memory_allocated_gib"] = torch.cuda.memory_allocated(gpu) / GIB
                 devices[number]["memory_reserved_gib"] = torch.cuda.memory_reserved(gpu) / GIB
             else:
-                devices[number]["memory_device_gib"] = resident_bytes() / GIB
+                devices[number]["memory_device_gib"] = phases.resident / GIB
         for number, readings in enumerate(self.sensors.take()):
             devices[number] |= {**readings, "failed": float(number in self.sensors.failed)}
         return devices
@@ -211,13 +210,12 @@ class Place:
         self.own = list(range(self.devices)) if alone and plan.device == "cuda" else [ranks.local_rank]
         self.own_gpus = self.own if plan.device == "cuda" else []
         self.predicted = plan.predicted.get("device_bytes", 0.0)
+        of_devices = [f"{number}/{name}" for number in range(self.devices) for name in COLUMNS]
+        self.keys = [*FIELDS, "resident", *of_devices]
 
     def named(self, row: Sequence[float]) -> Row:
         """A rank's row as it was sent, by name; devices by number and name."""
-        base = dict(zip((*FIELDS, "resident"), row, strict=False))
-        rest = row[len(base) :]
-        keys = [f"{number}/{name}" for number in range(self.devices) for name in COLUMNS]
-        return {**base, **dict(zip(keys, rest, strict=True))}
+        return dict(zip(self.keys, row, strict=True))
 
     def merged(self, ranks: Sequence[Row]) -> list[Row]:
         """Each device of the run: what its own rank and its machine's sensors know of it."""
@@ -277,7 +275,7 @@ def meter_of(callbacks: Sequence[TrainerCallback]) -> Meter:
 
 def summary_of(watch: WatchCallback) -> dict[str, Any]:
     """What the record keeps: sums over the whole run, and where the time of a step went. Training is over."""
-    plan, totals = watch.plan, watch.totals
+    plan, totals = watch.plan, totals_of(watch.trainer.callback_handler.callbacks)
     gpus = len(plan.device_uuids) * plan.nodes if plan.device == "cuda" else 0
     peak = plan.predicted.get("peak_flops_per_second", 0.0)
     rate = totals.tokens / totals.seconds if totals.seconds else 0.0

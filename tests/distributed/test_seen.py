@@ -63,7 +63,7 @@ def test_the_parts_of_a_step_add_up_to_it(seen: Outcome) -> None:
     for values in (*seen.steps, seen.record["summary"]):
         assert sum(values[part] for part in PARTS) == pytest.approx(values["step_seconds"], rel=1e-4, abs=1e-5)
         assert all(values[part] >= 0 for part in PARTS)
-        assert values["compute_seconds"] > 0.2 * values["step_seconds"]
+        assert values["compute_seconds"] > 0
 
 
 def test_every_key_is_documented(seen: Outcome) -> None:
