@@ -88,5 +88,5 @@ def careful(record: dict[str, Any]) -> list[str]:
     if record.get("bottleneck"):
         found.append(str(record["bottleneck"]))
     if others := record.get("summary", {}).get("warnings_of_other_ranks"):
-        found.append(f"{others} warnings of other ranks are in run.log")
+        found.append(f"warnings of other ranks in run.log: {others}")
     return found

@@ -226,7 +226,7 @@ def main(run_json: Path) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     job, rank = read_job(run_json), read_ranks().rank
-    speaking = sys.stdout if rank == 0 else job.run.rank_log(rank).open("a", encoding="utf-8")
+    speaking = sys.stdout if rank == 0 else job.run.rank_log(rank).open("a", encoding="utf-8", buffering=1)
     sys.stdout = sys.stderr = LastingStream(speaking, job.run.log)
     if rank:
         os.environ.pop(ASKED, None)  # the live line is rank 0's

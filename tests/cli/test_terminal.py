@@ -17,6 +17,7 @@ import pytest
 
 from sft_play.cli.screen import Screen, clock, fitting, trend
 from sft_play.record.live import line_of, values_of
+from tests.faults.hooks import hooked
 from tests.tiny import Workplace
 
 COLUMNS, ROWS = 80, 40
@@ -136,3 +137,28 @@ def test_lines_for_the_live_line_are_told_from_all_others() -> None:
     assert values_of(line_of({"step": 3})) == {"step": 3}
     assert values_of("step 3/10 loss 1.0\n") is None
     assert values_of(line_of({"step": 3})[:5]) == {}
+
+
+UNHAPPY = """
+def patch(module):
+    original = module.load_model
+    def load_model(*items):
+        if rank == 1:
+            print("warning: rank one found something odd")
+        return original(*items)
+    module.load_model = load_model
+"""
+
+
+def test_what_other_ranks_say_is_counted_and_kept_in_the_log(workplace: Workplace, tmp_path: Path) -> None:
+    done = workplace.run(
+        "train-distributed",
+        CONFIG="tiny.yaml",
+        NUM_GPUS="2",
+        **hooked(tmp_path / "hook", "sft_play.runtime.model", UNHAPPY),
+    )
+    assert done.code == 0, done.err
+    assert "found something odd" not in done.out + done.err
+    assert "careful  warnings of other ranks in run.log: 1\n" in done.out
+    log = (workplace.path / "runs/tiny/run.log").read_text()
+    assert log.count("rank 1: warning: rank one found something odd") == 1
