@@ -72,12 +72,9 @@ def beside(measured: str, planned: str) -> str:
 
 
 def cost(record: dict[str, Any], plan: Plan) -> str:
-    """Hours of all devices; empty where they were not counted."""
+    """Hours of all GPUs; empty on a CPU, and where they were not counted."""
     hours = record.get("summary", {}).get("gpu_hours")
-    if hours is None:
-        return ""
-    spent = "less than 0.001" if hours < 0.001 else f"{hours:,.3f}"
-    return f"{spent} {'GPU' if plan.device == 'cuda' else 'CPU process'} hours"
+    return f"{hours:,.4f} GPU hours" if plan.device == "cuda" and hours is not None else ""
 
 
 def careful(record: dict[str, Any]) -> list[str]:

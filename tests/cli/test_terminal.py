@@ -22,7 +22,7 @@ from tests.tiny import Workplace
 
 COLUMNS, ROWS = 80, 40
 ROOT = Path(__file__).parent.parent.parent
-SUMMARY = ["done", "time", "speed", "memory", "cost", "result", "report", "next"]
+SUMMARY = ["done", "time", "speed", "memory", "result", "report", "next"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 BAR = re.compile(r"^[━─]{24} step +[\d,]+/60 +\d+%(  eta \d+:\d\d)?$")
 NOW = re.compile(r"^(training|saving|evaluating( \d+/\d+)?)(  loss \d\.\d{4}( [↓↑→])?)?")
