@@ -105,7 +105,8 @@ def bar_roles(names: Sequence[str]) -> list[str]:
 def ticks_of(low: float, high: float, about: int = TICKS) -> list[float]:
     """Round values around a range, from below `low` to above `high`."""
     if high <= low:
-        high = low + (abs(low) or 1.0)
+        room = abs(low) / 10 or 1.0
+        low, high = low - room, high + room
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     width = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)

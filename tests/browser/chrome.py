@@ -60,7 +60,7 @@ def look(
 def _chromium() -> Any:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = (
-            str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            str(CHROMIUM), "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-dev-shm-usage",
             "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0", "--no-proxy-server", 
             f"--user-data-dir={profile}", "about:blank",
         )  # fmt: skip

@@ -125,5 +125,5 @@ def test_tensorboard_shows_the_curves_while_the_run_trains(shown_run: tuple[Path
     for value, loss in same:
         assert value == pytest.approx(loss, rel=1e-6)
     ready = "document.body.innerText.includes('loss') && document.querySelectorAll('svg, canvas').length > 3"
-    seen = look(f"{address}/#timeseries", "tensorboard.png", width=1280, wait_for=ready, whole=False, seconds=60)
+    seen = look(f"{address}/?tagFilter=train%2F#timeseries", "tensorboard.png", width=1280, wait_for=ready, whole=False, seconds=60)
     assert {request.split("/")[2] for request in seen.requests if request.startswith("http")} == {address.split("/")[2]}
