@@ -27,38 +27,47 @@ def rank(**values: float) -> dict[str, float]:
 def test_a_micro_batch_is_counted_by_its_real_tokens_and_its_answer_tokens() -> None:
     meter = Meter()
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
-    meter.add({**ROWS, "attention_mask": mask}, torch.tensor([4, -1]), torch.tensor(2.0), torch.tensor(10.0))
+    meter.add({**ROWS, "attention_mask": mask}, torch.tensor([4, 7]), torch.tensor(2.0), torch.tensor(10.0))
     meter.add({**ROWS, REAL_TOKENS: torch.tensor(6)}, None, torch.tensor(3.0), torch.tensor(10.0))
     found = meter.take()
-    assert (found["loss"], found["tokens"], found["rows"]) == (5.0, 13.0, 3.0)
+    assert (found["loss"], found["tokens"], found["rows"]) == (5.0, 13.0, 4.0)
     assert found["share"] == pytest.approx(1.0)
     assert meter.take()["tokens"] == 0.0
+    meter.add({**ROWS, "labels": torch.full((2, 4), -100)}, torch.tensor([-1]), torch.tensor(0.0), torch.tensor(10.0))
+    assert meter.take()["rows"] == 0.0  # a row that only fills the batch
 
 
-def test_time_is_booked_to_its_part_less_what_was_waited_inside() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands until it is set."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_time_is_booked_to_its_part_less_what_was_waited_inside(clock: list[float]) -> None:
     meter = Meter()
     meter.go_on()
+    clock[0] += 1
     with meter.part("data"):
-        time.sleep(0.02)
+        clock[0] += 2
     with meter.part("compute"):
-        time.sleep(0.03)
-        meter.seconds["wait"] += 0.01
-    time.sleep(0.01)
-    whole = meter.step_ended()
+        clock[0] += 8
+        meter.seconds["wait"] += 3
+    clock[0] += 4
+    assert meter.step_ended() == 15
     found = meter.take()
-    assert found["step"] == whole >= 0.06
-    assert found["data"] == pytest.approx(0.02, abs=0.01)
-    assert found["compute"] == pytest.approx(0.02, abs=0.01)
-    assert found["optimizer"] == pytest.approx(0.01, abs=0.008)
-    assert sum(found[part] for part in ("data", "compute", "wait", "optimizer")) <= whole
+    parts = [found[name] for name in ("step", "data", "compute", "wait", "optimizer")]
+    assert parts == [15, 2, 5, 3, 4]
 
 
-def test_evaluation_and_saving_are_no_part_of_a_step() -> None:
+def test_evaluation_and_saving_are_no_part_of_a_step(clock: list[float]) -> None:
     meter = Meter()
     meter.go_on()
-    time.sleep(0.05)
+    clock[0] += 60
     meter.go_on()
-    assert meter.step_ended() < 0.04
+    clock[0] += 1
+    assert meter.step_ended() == 1
 
 
 @pytest.mark.parametrize("copies", [1, 2])
