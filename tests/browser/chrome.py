@@ -42,9 +42,12 @@ class Seen:
 
 def look(
     address: str, picture: str, *, width: int, dark: bool = False, expression: str = "null", wait_for: str = "true",
-    height: int = 900, whole: bool = True, seconds: float = 30.0,
+    height: int = 900, whole: bool = True, seconds: float = 30.0, settle: float = 0.0,
 ) -> Seen:  # fmt: skip
     """Open an address, wait until `wait_for` is true there, keep a picture in .artifacts, and evaluate an expression.
+
+    Args:
+        settle: seconds between that and the picture, for what is drawn later.
 
     Raises:
         AssertionError: `wait_for` does not become true in time.
@@ -52,7 +55,7 @@ def look(
     PICTURES.mkdir(exist_ok=True)
     with _chromium() as port:
         return asyncio.run(
-            _look(port, address, PICTURES / picture, width, height, dark, expression, wait_for, whole, seconds)
+            _look(port, address, PICTURES / picture, width, height, dark, expression, wait_for, whole, seconds, settle)
         )
 
 
@@ -60,9 +63,9 @@ def look(
 def _chromium() -> Any:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = (
-            str(CHROMIUM), "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-dev-shm-usage",
-            "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0", "--no-proxy-server", 
-            f"--user-data-dir={profile}", "about:blank",
+            str(CHROMIUM), "--headless=new", "--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+            "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0",
+            "--no-proxy-server", f"--user-data-dir={profile}", "about:blank",
         )  # fmt: skip
         browser = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -132,7 +135,7 @@ class _Page:
 
 async def _look(
     port: int, address: str, picture: Path, width: int, height: int, dark: bool, expression: str, wait_for: str,
-    whole: bool, seconds: float,
+    whole: bool, seconds: float, settle: float,
 ) -> Seen:  # fmt: skip
     seen = Seen()
     async with aiohttp.ClientSession() as session:
@@ -153,6 +156,7 @@ async def _look(
             while not await page.evaluate(wait_for):
                 assert time.monotonic() < deadline, f"{wait_for} does not become true"
                 await asyncio.sleep(0.2)
+            await asyncio.sleep(settle)
             shot = await page.ask("Page.captureScreenshot", captureBeyondViewport=whole)
             picture.write_bytes(base64.b64decode(shot["data"]))
             seen.value = await page.evaluate(expression)

@@ -124,6 +124,17 @@ def test_tensorboard_shows_the_curves_while_the_run_trains(shown_run: tuple[Path
     assert len(same) >= 10
     for value, loss in same:
         assert value == pytest.approx(loss, rel=1e-6)
-    ready = "document.body.innerText.includes('loss') && document.querySelectorAll('svg, canvas').length > 3"
-    seen = look(f"{address}/?tagFilter=train%2F#timeseries", "tensorboard.png", width=1280, wait_for=ready, whole=False, seconds=60)
+    ready = "document.querySelectorAll('svg, canvas').length > 3"
+    place = f"{address}/?tagFilter=train%2Floss#timeseries"
+    seen = look(
+        place,
+        "tensorboard.png",
+        width=1280,
+        wait_for=ready,
+        whole=False,
+        seconds=60,
+        settle=6,
+        expression="document.body.textContent",
+    )
+    assert "RunSmoothedValue" in seen.value  # the curve is there, with its last value under it
     assert {request.split("/")[2] for request in seen.requests if request.startswith("http")} == {address.split("/")[2]}
