@@ -198,7 +198,7 @@ class Soak:
         again, reader = self.start(kind, name)
         code = again.process.wait(LIMIT_SECONDS)
         reader.join()
-        return [] if code == 3 and again.said("this run is finished") else [f"code {code} of a finished run"]
+        return [] if code == 3 and again.said(".*this run is finished") else [f"code {code} of a finished run"]
 
     def summary(self) -> str:
         """Kills, where they hit, what they cost, and what differed."""
