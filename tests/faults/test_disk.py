@@ -74,8 +74,9 @@ def test_room_is_asked_for_before_each_save(saving: Workplace, tmp_path: Path) -
     assert "step-2" in resumed.out
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param("1", marks=pytest.mark.fault), pytest.param("2", marks=pytest.mark.slow)]
+)
 def test_no_space_in_the_middle_of_a_save(saving: Workplace, tmp_path: Path, ranks: str) -> None:
     command = "train" if ranks == "1" else "train-distributed"
     variables = {"NUM_GPUS": ranks, "TRAIN_BATCH_SIZE": "4" if ranks == "1" else "2"}

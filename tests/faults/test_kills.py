@@ -46,7 +46,10 @@ POINTS = {
     "trash deleted": (RECORD, "module.shutil", "rmtree", "'.trash-' in str(args[0])", 1),
     "the result": ("sft_play.runtime.save", "module.Path", "rename", "args[0].name == '.adapter.new'", 1),
 }
-QUICK, LONG = ("rename",), ("staging folder", "a file synced", "folder synced", "rotation", "trash renamed")
+QUICK, LONG = (
+    ("rename",),
+    ("staging folder", "weights written", "a file synced", "folder synced", "rotation", "trash renamed"),
+)
 
 
 def marks(name: str, side: str) -> list[pytest.MarkDecorator]:

@@ -100,8 +100,14 @@ def test_a_gradient_that_is_not_finite_names_its_weight(workplace: Workplace) ->
     assert "the gradient of model.layers.1.mlp.up_proj.weight is not finite (prepared rows " in line
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("ddp", marks=pytest.mark.fault),
+        pytest.param("fsdp", marks=pytest.mark.slow),
+        pytest.param("zero2", marks=pytest.mark.fault),
+    ],
+)
 def test_one_rank_alone_stops_all(workplace: Workplace, strategy: str) -> None:
     ranks = {"NUM_GPUS": "2", "DIST_STRATEGY": strategy, "TRAIN_BATCH_SIZE": "2"}
     line = stopped(workplace, run(workplace, BAD_LOSS.format(rank=1, step=3, value="nan"), **ranks), 4)
@@ -138,7 +144,7 @@ def test_the_plain_trainer_goes_on(workplace: Workplace) -> None:
 LONG = {"TRAIN_MAX_STEPS": "24", "TRAIN_SAVE_STEPS": "20"}
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_spike_is_skipped_on_all_ranks_and_counted(workplace: Workplace, ranks: int) -> None:
     given = {"NUM_GPUS": str(ranks), "TRAIN_BATCH_SIZE": str(4 // ranks), "TRAIN_ON_SPIKE": "skip"}
     given |= {"TRAIN_MAX_STEPS": "24", "TRAIN_SAVE_STEPS": "1", "TRAIN_SAVE_TOTAL_LIMIT": "9"}

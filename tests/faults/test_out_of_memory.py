@@ -59,7 +59,14 @@ def test_one_process_redoes_the_step_in_smaller_parts(workplace: Workplace) -> N
         assert float((halved.weights[name] - weight).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("strategy", [pytest.param(name, marks=pytest.mark.fault) for name in ("ddp", "fsdp", "zero2")])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("ddp", marks=pytest.mark.slow),
+        pytest.param("fsdp", marks=pytest.mark.fault),
+        pytest.param("zero2", marks=pytest.mark.fault),
+    ],
+)
 def test_several_ranks_start_again_from_the_last_checkpoint(workplace: Workplace, strategy: str) -> None:
     ranks = {"NUM_GPUS": "2", "DIST_STRATEGY": strategy, "TRAIN_GRAD_ACCUM": "1"}
     straight, code, said = run(workplace, "straight", **ranks)

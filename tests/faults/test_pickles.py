@@ -63,8 +63,10 @@ def checkpointed(workplace: Workplace, strategy: str) -> dict[str, str]:
     return given
 
 
-@pytest.mark.fault
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.slow if name == "fsdp" else pytest.mark.fault) for name in STRATEGIES],
+)
 def test_a_pickle_in_any_file_runs_nothing(workplace: Workplace, strategy: str) -> None:
     """All files that may be pickles at once, with one that was never there; then one alone."""
     given = checkpointed(workplace, strategy)

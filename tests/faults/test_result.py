@@ -50,11 +50,11 @@ print(json.dumps({
     ("method", "layout"),
     [
         ("lora", "single"),
+        *(pytest.param(*one, marks=pytest.mark.fault) for one in (("full", "fsdp"), ("lora", "zero3"))),
         *(
-            pytest.param(*one, marks=pytest.mark.fault)
-            for one in (("full", "single"), ("lora", "fsdp"), ("full", "fsdp"))
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("full", "single"), ("lora", "fsdp"), ("full", "zero3"))
         ),
-        *(pytest.param(*one, marks=pytest.mark.fault) for one in (("lora", "zero3"), ("full", "zero3"))),
     ],
 )
 def test_a_fresh_process_loads_what_was_trained(workplace: Workplace, method: str, layout: str) -> None:

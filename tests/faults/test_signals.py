@@ -31,14 +31,13 @@ def call(workplace: Workplace, ranks: int) -> dict[str, str]:
     return {"CONFIG": "tiny.yaml", "NUM_GPUS": str(ranks), "TRAIN_BATCH_SIZE": str(4 // ranks)}
 
 
-@pytest.mark.fault
 @pytest.mark.parametrize(
     ("moment", "number", "ranks"),
     [
-        ("load", signal.SIGTERM, 2),
-        ("warm-up", signal.SIGTERM, 1),
-        ("evaluation", signal.SIGINT, 2),
-        ("save", signal.SIGTERM, 2),
+        pytest.param("load", signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param("warm-up", signal.SIGTERM, 1, marks=pytest.mark.fault),
+        pytest.param("evaluation", signal.SIGINT, 2, marks=pytest.mark.fault),
+        pytest.param("save", signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_saves_and_a_second_sigterm_harms_nothing(
@@ -80,7 +79,7 @@ def patch(module):
     "due",
     [
         {"eval_strategy": "steps", "eval_steps": 4},
-        pytest.param({"eval_strategy": "epoch"}, marks=pytest.mark.fault),
+        pytest.param({"eval_strategy": "epoch"}, marks=pytest.mark.slow),
     ],
     ids=["steps", "epoch"],
 )

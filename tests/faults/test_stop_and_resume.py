@@ -48,7 +48,7 @@ def slow(workplace: Workplace) -> Workplace:
 
 @pytest.mark.parametrize(
     ("number", "code", "word"),
-    [(signal.SIGTERM, 75, "stopped"), pytest.param(signal.SIGINT, 130, "stopped", marks=FAULT)],
+    [(signal.SIGTERM, 75, "stopped"), pytest.param(signal.SIGINT, 130, "stopped", marks=pytest.mark.slow)],
 )
 def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_weights(
     slow: Workplace, number: signal.Signals, code: int, word: str
@@ -99,7 +99,7 @@ def test_kill_9_of_the_parent_leaves_no_worker(slow: Workplace) -> None:
     assert json.loads((slow.path / "runs/tiny/launch/exit-0.json").read_text())["code"] == 75
 
 
-@pytest.mark.fault
+@pytest.mark.slow  # test_damage.py does each kind to each file
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_taken(slow: Workplace) -> None:
     assert slow.train().code == 0
     run = slow.path / "runs/tiny"
@@ -230,7 +230,7 @@ def test_the_metrics_of_a_resumed_run_hold_every_step_once(slow: Workplace) -> N
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.fault)]
+    ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
 def test_a_signal_while_the_worker_is_still_importing(slow: Workplace, number: signal.Signals, code: int) -> None:
     process = slow.start("train", CONFIG="tiny.yaml")
