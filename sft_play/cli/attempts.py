@@ -24,8 +24,9 @@ from sft_play.record.amendments import (
     read_amendments,
     smaller_micro_batch,
 )
+from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
-from sft_play.record.run_record import read_exits
+from sft_play.record.run_record import append_event, read_exits
 
 # How often a run over several machines goes on by itself after it lost one.
 LOST_MACHINES = 5
@@ -62,7 +63,7 @@ def run_attempts(
     Returns:
         The run's exit code; its error lines are printed.
     """
-    lost, again = 0, False
+    lost, again, out_of_memory = 0, False, ""
     while True:
         inputs = WorkerInputs(
             model_path=start.model_path,
@@ -71,6 +72,9 @@ def run_attempts(
             config_yaml=start.config_yaml,
             resume_from=where_to_start(run, config, stamp, trust=start.trust, force=start.force, again=again),
         )
+        if out_of_memory:  # only now is it known which lines were taken back
+            append_event(run.metrics, step_of(inputs.resume_from), "out_of_memory", out_of_memory)
+            out_of_memory = ""
         plan = with_amendments(run, plan)
         code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock, screen=screen)
         for line in lines:
@@ -82,6 +86,7 @@ def run_attempts(
         elif change := to_change(run, plan) if code == ExitCode.ENVIRONMENT else None:
             append_amendment(run, change)
             what = change.words(plan.micro_batch) if isinstance(change, SmallerBatch) else change.reason
+            out_of_memory = what if isinstance(change, SmallerBatch) else ""
             say(f"{what}; going on from the last checkpoint")
         else:
             return code

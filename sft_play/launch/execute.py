@@ -131,7 +131,8 @@ def _append_rank_logs(run: RunDir) -> None:
     with contextlib.suppress(OSError), run.log.open("a", encoding="utf-8") as log:
         for path in sorted(run.launch.glob("rank-*.log")):
             rank = path.stem.replace("-", " ")
-            log.writelines(f"{rank}: {line}\n" for line in path.read_text(encoding="utf-8").splitlines())
+            said = path.read_text(encoding="utf-8", errors="replace")
+            log.writelines(f"{rank}: {line}\n" for line in said.splitlines())
 
 
 def _scrub(path: Path) -> None:

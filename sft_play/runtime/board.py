@@ -58,6 +58,14 @@ class BoardCallback(TensorBoardCallback):
         self._held: list[tuple[float, int, dict[str, float]]] = []
         self._flushed = 0.0
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        """What the Trainer was told, and the model's config, without secrets."""
+        self.tb_writer.add_text("args", redacted(args.to_json_string()))
+        if model is not None:
+            self.tb_writer.add_text("model_config", redacted(model.config.to_json_string()))
+
     def on_log(
         self,
         args: TrainingArguments,

@@ -55,8 +55,8 @@ class Bottleneck:
 
     def _found(self, names: Sequence[str]) -> str | None:
         ranks = [
-            {name: sum(interval[rank][name] for interval in self._window) for name in interval_names}
-            for rank, interval_names in enumerate(self._window[0])
+            {name: sum(interval[rank][name] for interval in self._window) for name in own}
+            for rank, own in enumerate(self._window[0])
         ]
         slowest = slowest_of(ranks)
         if not slowest["step"]:
@@ -84,8 +84,8 @@ class Bottleneck:
 
     def _slow(self, rank: int, times: float, names: Sequence[str]) -> str:
         name = names[rank] if rank < len(names) else f"device {rank}"
-        cause = "its clock was lowered (heat or power): see its cooling" if rank in self._throttled else "see what else"
-        cause += "" if rank in self._throttled else " runs there"
+        throttled = rank in self._throttled
+        cause = "its clock was lowered (heat or power): see its cooling" if throttled else "see what else runs there"
         return (
             f"rank {rank} holds the run back: {name} computes {times:.1f} times as long as the others; "
             f"{cause}, or leave it out with dist.gpus"

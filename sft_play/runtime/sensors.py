@@ -17,6 +17,8 @@ from sft_play.facts import probe
 from sft_play.facts.hardware import GIB
 
 EVERY_SECONDS = 2.0
+# A driver that does not answer any more must not keep a finished run.
+CLOSE_SECONDS = 10.0
 # The card, its board or its power supply lowers the clock: hardware slowdown, software and hardware thermal, brake.
 # The power limit is none of them: every large training reaches it.
 THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
@@ -59,7 +61,7 @@ class Sensors:
         """End the thread."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
             self._thread = None
 
     def _open(self) -> bool:
@@ -181,6 +183,3 @@ def device_peak(number: int) -> int:
     """The most that a GPU held since its count was reset: torch's reserved peak and what is used beside it now."""
     free, total = torch.cuda.mem_get_info(number)
     return total - free - torch.cuda.memory_reserved(number) + torch.cuda.max_memory_reserved(number)
-
-
-__all__ = ["PHASES", "READINGS", "Phases", "Sensors", "device_peak", "read_gpu", "resident_bytes"]

@@ -79,7 +79,7 @@ class StatusCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._tell(state, phase="training")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerControl, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         tell(phase="writing the result")
 
     def _due(self) -> bool:

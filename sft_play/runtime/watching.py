@@ -50,12 +50,13 @@ class WatchCallback(TrainerCallback):
         self.config, self.plan, self.run, self.ranks = config, plan, run, ranks
         self.place = Place(plan, ranks)
         self.meter = Meter(Phases(self.place.own_gpus))
-        self.sensors = Sensors(uuids_of(plan) if ranks.local_rank == 0 else ())
+        self.sensors = Sensors(plan.device_uuids if ranks.local_rank == 0 else ())
         self.bottleneck = Bottleneck(config, waits=self.waits)
         self.names: list[str] = []
         self.told: dict[str, float] = {}
         self.failed: set[int] = set()
         self.trainer: Any = None
+        self.trained = False
         self.started, self.totals, self.before = time.monotonic(), Totals(), Totals()
 
     @property
@@ -63,11 +64,13 @@ class WatchCallback(TrainerCallback):
         """Whether the wait for other ranks can be told from work."""
         return self.plan.strategy in ("single", "ddp")
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.names = device_names(self.plan, self.place, self.ranks)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         # Looked up here, for a resumed Trainer makes its callbacks anew.
         self.totals = totals_of(self.trainer.callback_handler.callbacks)
-        self.before = copy(self.totals)
+        self.before, self.trained = copy(self.totals), True
         copies = self.plan.world_size if self.plan.strategy == "tp" else 1
         self.meter.watch(self.trainer.accelerator, self.trainer.model_wrapped, copies)
         self.meter.phases.enter("train")
@@ -92,7 +95,7 @@ class WatchCallback(TrainerCallback):
         totals, before = self.totals, self.before
         totals.seconds += self.meter.step_ended()
         totals.tokens = before.tokens + self.trainer._total_train_tokens
-        totals.wall_seconds = before.wall_seconds + time.monotonic() - self.started
+        totals.wall_seconds = self.wall_seconds(totals)
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -133,6 +136,15 @@ class WatchCallback(TrainerCallback):
         if self.ranks.main:
             self._tell_phases(state.global_step, self.place.merged(ranks))
         self.sensors.close()
+
+    def wall_seconds(self, totals: Totals) -> float:
+        """Of all attempts until now.
+
+        Args:
+            totals: as they are now; where nothing was left to train, those of the earlier attempts.
+        """
+        earlier = self.before if self.trained else totals
+        return earlier.wall_seconds + time.monotonic() - self.started
 
     def _everywhere(self, own: Row) -> list[Row]:
         """Every rank's row on rank 0; an empty list on the others. A collective."""
@@ -205,7 +217,7 @@ class Place:
 
     def __init__(self, plan: Plan, ranks: Ranks) -> None:
         self.local_ranks = max(1, plan.world_size // plan.nodes)
-        self.devices = len(uuids_of(plan)) or self.local_ranks
+        self.devices = len(plan.device_uuids) or self.local_ranks
         alone = plan.world_size == 1
         self.own = list(range(self.devices)) if alone and plan.device == "cuda" else [ranks.local_rank]
         self.own_gpus = self.own if plan.device == "cuda" else []
@@ -239,11 +251,6 @@ class Place:
             resident = sum(one["resident"] for one in ranks[first : first + self.local_ranks])
             found[f"host_memory_gib_node_{node}"] = resident / GIB
         return {**found, "memory_predicted_gib": self.predicted / GIB}
-
-
-def uuids_of(plan: Plan) -> tuple[str, ...]:
-    """The GPUs of each machine, as NVML knows them."""
-    return plan.device_uuids
 
 
 def device_names(plan: Plan, place: Place, ranks: Ranks) -> list[str]:
@@ -282,7 +289,7 @@ def summary_of(watch: WatchCallback) -> dict[str, Any]:
     return {
         "tokens": int(totals.tokens),
         "train_seconds": round(totals.seconds, 3),
-        "gpu_hours": round(gpus * (watch.before.wall_seconds + time.monotonic() - watch.started) / 3600, 4),
+        "gpu_hours": round(gpus * watch.wall_seconds(totals) / 3600, 4),
         **totals.means(),
         "mfu_percent": round(100 * rate * plan.predicted["flops_per_token"] / peak, 3) if peak else None,
         "warnings_of_other_ranks": warnings_of_other_ranks(watch.run),
@@ -293,6 +300,3 @@ def warnings_of_other_ranks(run: RunDir) -> int:
     """Lines that warn in the logs of the ranks that do not speak."""
     logs = [path.read_text(encoding="utf-8", errors="replace") for path in run.path.glob("launch/**/rank-*.log")]
     return sum("warning" in line.lower() for text in logs for line in text.splitlines())
-
-
-__all__ = ["WatchCallback", "meter_of", "summary_of", "watch_of"]

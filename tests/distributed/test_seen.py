@@ -99,10 +99,14 @@ def test_tensorboard_has_every_figure_and_one_chart_for_all_ranks(seen: Outcome)
 
 
 NVML = """
+from dataclasses import replace
 from tests.runtime.test_sensors import BIG, SMALL, Watched
 
 def patch(module):
-    module.uuids_of = lambda plan: (BIG["uuid"], SMALL["uuid"])
+    init = module.WatchCallback.__init__
+    def with_gpus(self, config, plan, *rest):
+        init(self, config, replace(plan, device_uuids=(BIG["uuid"], SMALL["uuid"])), *rest)
+    module.WatchCallback.__init__ = with_gpus
     nvml = Watched(dict(BIG), dict(SMALL))
     module.Sensors.__init__.__kwdefaults__.update(nvml=nvml, every=0.02)
     ended = module.WatchCallback.on_step_end
