@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sft_play.cli.inputs import output_dir, run_folder
+from sft_play.cli.inputs import output_dir, run_folders
 from sft_play.cli.options import Options
 from sft_play.cli.runs import table
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import EnvironmentProblem, RunLockedError, UsageError
-from sft_play.record.run_dir import RunDir, locked
+from sft_play.record.run_dir import MARKER, RunDir, locked
 from sft_play.report.listing import Listed, list_run
 from sft_play.report.numbers import size_text
 from sft_play.report.state import RunState, is_run, is_running, runs_in
@@ -63,21 +62,22 @@ def choose(given: argparse.Namespace, environ: Mapping[str, str]) -> list[Listed
     """The runs that all of RUNS, --failed and --older-than ask for.
 
     Raises:
-        UsageError: none of them is given, or RUNS names what is no run.
+        UsageError: none of them is given, or RUNS names a link or what is no run.
         RunLockedError: RUNS names one that is at work.
     """
-    names = shlex.split(environ.get("RUNS", ""))
-    if not names and not given.failed and given.older_than is None:
+    named = run_folders(environ)
+    if not named and not given.failed and given.older_than is None:
         raise UsageError(
             "nothing is chosen", where="RUNS", fix='RUNS="runs/A runs/B", ARGS=--failed, ARGS="--older-than 30d"'
         )
-    folders = [run_folder(name, "RUNS") for name in dict.fromkeys(names)] if names else runs_in(output_dir(environ))
-    for folder in folders:
-        if names and is_running(RunDir(folder)):
+    for folder in named:
+        if folder.is_symlink():
+            raise UsageError("is a link", where=str(folder), fix=f"name the run itself, {folder.resolve()}")
+        if is_running(RunDir(folder)):
             raise RunLockedError(
                 "the run is at work", where=str(folder), fix="stop it first: Ctrl-C or SIGTERM saves it"
             )
-    found = [run for run in map(list_run, folders) if run.state != RunState.RUNNING]
+    found = [run for run in map(list_run, named or runs_in(output_dir(environ))) if run.state != RunState.RUNNING]
     if given.failed:
         found = [run for run in found if run.state in (RunState.FAILED, RunState.NOT_STARTED)]
     if given.older_than is not None:
@@ -95,15 +95,28 @@ def remove(folder: Path) -> None:
     """
     if folder.is_symlink() or not is_run(folder):
         raise UsageError("is no run of sft-play", where=str(folder))
+    folder = folder.resolve()  # `.` has no name
     trash = folder.with_name(f"{TRASH}{folder.name}")
+    if trash.exists() and not (trash / MARKER).is_file():
+        raise EnvironmentProblem("is in the way and is not of sft-play", where=str(trash), fix="move it away")
     try:
         with locked(RunDir(folder)):
             if trash.exists():
-                shutil.rmtree(trash)
+                _delete(trash)
             folder.rename(trash)
-        shutil.rmtree(trash)
+        _delete(trash)
     except OSError as error:
         raise EnvironmentProblem(f"cannot be removed ({error.strerror})", where=str(folder)) from error
+
+
+def _delete(folder: Path) -> None:
+    """The marker goes last: what is left after a kill is still known as this program's."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == MARKER):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    folder.rmdir()
 
 
 def _agreed() -> bool:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
-from sft_play.cli.inputs import run_folder
+from sft_play.cli.inputs import run_folders
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import EnvironmentProblem, UsageError
@@ -20,10 +19,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     Options(prog="make compare", description=__doc__).parse_args(argv)
     check_inputs(environ, INPUTS_OF["compare"])
-    names = list(dict.fromkeys(shlex.split(environ.get("RUNS", ""))))
-    if len(names) < 2:
+    folders = run_folders(environ)
+    if len(folders) < 2:
         raise UsageError("name two runs or more", where="RUNS", fix='RUNS="runs/A runs/B"; make runs lists them')
-    folders = [run_folder(name, "RUNS") for name in names]
     from sft_play.report.compare import write_comparison
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,6 +48,20 @@ def run_folder(name: str, where: str) -> Path:
             return folder
     what = f"{name} is no run of sft-play" if Path(name).exists() else f"there is no run {name}"
     raise UsageError(what, where=where, fix="make runs lists them")
+
+
+def run_folders(environ: Mapping[str, str]) -> list[Path]:
+    """The folders that RUNS names, each once however it is spelt.
+
+    Raises:
+        UsageError: RUNS cannot be split into words, or names what is no run.
+    """
+    try:
+        names = shlex.split(environ.get("RUNS", ""))
+    except ValueError as error:
+        raise UsageError(f"cannot be split into words ({error})", where="RUNS", fix="close the quote") from error
+    folders = [run_folder(name, "RUNS") for name in names]
+    return list({folder.resolve(): folder for folder in reversed(folders)}.values())[::-1]
 
 
 def output_dir(environ: Mapping[str, str]) -> Path:

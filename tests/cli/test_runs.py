@@ -64,6 +64,11 @@ def test_report_and_compare_say_where_the_page_is(workplace: Workplace, runs: Pa
         ("compare", {"RUNS": "runs/one"}, "two runs or more"),
         ("clean-runs", {}, "nothing is chosen"),
         ("clean-runs", {"RUNS": "runs/foreign", "ARGS": "--yes"}, "is no run of sft-play"),
+        ("compare", {"RUNS": "runs/one one runs/../runs/one/"}, "two runs or more"),
+        ("compare", {"RUNS": "'runs/one"}, "cannot be split into words"),
+        ("clean-runs", {"RUNS": "'runs/one", "ARGS": "--yes"}, "cannot be split into words"),
+        ("clean-runs", {"RUNS": "runs/link", "ARGS": "--yes"}, "is a link"),
+        ("clean-runs", {"RUNS": "runs", "ARGS": "--yes"}, "is no run of sft-play"),
         ("clean-runs", {"ARGS": "--older-than soon"}, "12h, 30d, 8w"),
         ("clean-runs", {"ARGS": "--failed"}, "no terminal"),
         ("tensorboard", {"RUN_OUTPUT_DIR": "nowhere"}, "holds no run"),
@@ -105,6 +110,32 @@ def test_clean_runs_removes_what_is_chosen_and_never_one_at_work(workplace: Work
     assert names(runs) == {"one", "bad", "foreign", "link"}
     workplace.run("clean-runs", ARGS="--failed --yes")
     assert names(runs) == {"one", "foreign", "link"}
+
+
+def test_clean_runs_takes_a_run_once_however_it_is_named(workplace: Workplace, runs: Path) -> None:
+    os.symlink(runs / "old", runs / "one/inside")
+    done = workplace.run("clean-runs", RUNS="one runs/one/ ./runs/one", ARGS="--yes")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "removed runs/one")
+    assert "1 to remove" in done.out
+    assert names(runs) == {"old", "bad", "foreign", "link"}
+    assert names(runs / "old") >= {"run.json", "metrics.jsonl"}
+    inside = Workplace(runs / "old", workplace.model).run("clean-runs", RUNS=".", ARGS="--yes")
+    assert inside.code == 0
+    assert names(runs) == {"bad", "foreign", "link"}
+
+
+def test_what_clean_runs_left_half_deleted_is_taken_and_a_foreign_folder_is_not(
+    workplace: Workplace, runs: Path
+) -> None:
+    (runs / ".trash-one").mkdir()
+    (runs / ".trash-one/precious").touch()
+    done = workplace.run("clean-runs", RUNS="one", ARGS="--yes")
+    assert done.code == 4
+    assert "in the way" in done.error_lines[0]
+    assert (runs / ".trash-one/precious").exists()
+    (runs / ".trash-one/.sft-play").touch()
+    assert workplace.run("clean-runs", RUNS="one", ARGS="--yes").code == 0
+    assert names(runs) == {"old", "bad", "foreign", "link"}
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n", True), ("", True), ("y", False)])
