@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,17 @@ def trim_metrics(path: Path, step: int) -> None:
     """Take back the events beyond a step: the run goes on from there and will write them again."""
     if not path.is_file():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    write_atomic(path, "".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        kept = [line for line in stream if line.endswith("\n") and _step_of(line) <= step]
+    write_atomic(path, "".join(kept))
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; endless for one that a crash of the machine left broken."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def write_record(run: RunDir, values: dict[str, Any]) -> None:
