@@ -72,15 +72,17 @@ class Screen:
 
     def view(self, width: int) -> str:
         """One line a row, none wider than `width` columns: the bar over the whole run, then what goes on."""
-        return "\n".join(row[: width - 1] for row in (*self._bar(), fitting(self.parts(), width - 1)))
+        return "\n".join(row[: width - 1] for row in (*self._bar(width - 1), fitting(self.parts(), width - 1)))
 
-    def _bar(self) -> list[str]:
+    def _bar(self, width: int) -> list[str]:
         step, steps = self.now.get("step"), self.now.get("steps")
         if step is None or not steps:
             return []
-        filled = round(BAR_WIDTH * step / steps)
         eta = f"  eta {clock(self.now['eta_seconds'])}" if "eta_seconds" in self.now else ""
-        return [f"{'━' * filled}{'─' * (BAR_WIDTH - filled)} step {step:,}/{steps:,} {step / steps:4.0%}{eta}"]
+        text = f"step {step:,}/{steps:,} {step / steps:4.0%}{eta}"
+        cells = min(BAR_WIDTH, max(0, width - len(text) - 1))
+        filled = round(cells * step / steps)
+        return [f"{'━' * filled}{'─' * (cells - filled)} {text}".lstrip()]
 
 
 def fitting(parts: list[str], width: int) -> str:

@@ -51,7 +51,8 @@ def curve(name: str, events: Iterable[Mapping[str, Any]], key: str, role: str = 
 def numbered(events: Sequence[Mapping[str, Any]], stem: str, label: str) -> list[Curve]:
     """The curves of `stem_0`, `stem_1`, ...; many of them as their lowest, median and highest."""
     pattern = re.compile(rf"{re.escape(stem)}_(\d+)")
-    keys = {int(match[1]): key for event in events for key in event if (match := pattern.fullmatch(key))}
+    known = set().union(*events)
+    keys = {int(match[1]): key for key in known if (match := pattern.fullmatch(key))}
     lines = [Curve(name=f"{label} {number}", points=points_of(events, keys[number])) for number in sorted(keys)]
     lines = [line for line in lines if line.points]
     return lines if len(lines) <= MOST_LINES else _banded(lines, f"of {len(lines)}")

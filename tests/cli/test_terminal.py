@@ -131,6 +131,8 @@ def test_a_screen_forgets_the_count_of_the_phase_before() -> None:
         "training  loss 2.5000  1,234 tok/s",
     ]
     assert all(len(row) < 40 for row in screen.view(40).splitlines())
+    assert screen.view(40).splitlines()[0] == "━━━━━━─────── step 30/60  50%  eta 1:01"
+    assert screen.view(20).splitlines()[0] == "step 30/60  50%  et"
 
 
 def test_lines_for_the_live_line_are_told_from_all_others() -> None:
