@@ -113,7 +113,7 @@ def test_clean_runs_removes_what_is_chosen_and_never_one_at_work(workplace: Work
 
 
 def test_clean_runs_takes_a_run_once_however_it_is_named(workplace: Workplace, runs: Path) -> None:
-    os.symlink(runs / "old", runs / "one/inside")
+    (runs / "one/inside").symlink_to(runs / "old")
     done = workplace.run("clean-runs", RUNS="one runs/one/ ./runs/one", ARGS="--yes")
     assert (done.code, done.out.splitlines()[-1]) == (0, "removed runs/one")
     assert "1 to remove" in done.out
