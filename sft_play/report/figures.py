@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sft_play.facts.hardware import GIB
 from sft_play.report import numbers
 from sft_play.report.charts import area_chart, bar_chart, bar_roles, classes_of, line_chart
 from sft_play.report.curves import Curve, curve, level, numbered, points_of, smoothed, with_trend
@@ -64,10 +65,12 @@ def smooth(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def legend_of(curves: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
-    """What each line is; a curve and its trend are named once. A single curve needs no legend."""
-    named = zip(curves, classes_of([one.role for one in curves]), strict=True)
-    shown = [(one.name, classes) for one, classes in named if one.role != "faint"]
-    return tuple(shown) if len(shown) > 1 else ()
+    """What each line is; a curve and its trend are named once, one without points never. A single curve needs no
+    legend.
+    """
+    classes = classes_of([one.role for one in curves])
+    named = [(one, style) for one, style in zip(curves, classes, strict=True) if one.role != "faint"]
+    return tuple((one.name, style) for one, style in named if one.points) if len(named) > 1 else ()
 
 
 def learning(run: RunFacts) -> list[Figure]:
@@ -117,7 +120,7 @@ def step_times(train: Sequence[dict[str, Any]]) -> Iterator[Figure]:
 def memory(run: RunFacts) -> list[Figure]:
     """Memory of each device over the run and by phase, beside the plan's."""
     train, predicted = run.of("train"), predicted_bytes(run)
-    planned = predicted / numbers.GIB if predicted else None
+    planned = predicted / GIB if predicted else None
     label = "process" if run.plan.get("device") == "cpu" else "GPU"
     found: list[Figure] = []
     by_phase = list(phases(run, label))
@@ -136,11 +139,11 @@ def phases(run: RunFacts, label: str) -> Iterator[Figure]:
         return
     devices = sorted({device for one in peaks.values() for device in one}, key=lambda name: (len(name), name))
     phase_names = list(peaks)
-    series = [(device, [peaks[phase].get(device, 0) / numbers.GIB for phase in phase_names]) for device in devices]
+    series = [(device, [peaks[phase].get(device, 0) / GIB for phase in phase_names]) for device in devices]
     if len(series) > 4:
-        series = [("highest", [max(one.values()) / numbers.GIB for one in peaks.values()])]
+        series = [("highest", [max(one.values()) / GIB for one in peaks.values()])]
     if predicted := predicted_bytes(run):
-        series.append(("plan", [predicted / numbers.GIB] * len(phase_names)))
+        series.append(("plan", [predicted / GIB] * len(phase_names)))
     names = [name.replace("gpu_", f"{label} ") for name, _ in series]
     svg = bar_chart("memory-phases", "Memory by phase", phase_names, series, numbers.axis)
     legend = tuple(zip(names, classes_of(bar_roles(names)), strict=True))

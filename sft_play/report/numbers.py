@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-GIB = 2**30
+from sft_play.facts.hardware import GIB
+
 NOTHING = "\N{EN DASH}"
 
 

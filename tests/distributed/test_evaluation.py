@@ -80,8 +80,8 @@ def test_a_rank_that_runs_out_of_memory_in_generation_ends_generation_alone(work
     outcome = Outcome(workplace.path / "runs/oom")
     kept = outcome.record["evaluation"]
     assert (kept["mode"], kept["fallback_step"], kept["reason"]) == ("loss", 40, "generation ran out of memory")
-    (told,) = outcome.events("event")
-    assert (told["step"], told["kind"]) == (40, "fallback")
+    (told,) = [one for one in outcome.events("event") if one["kind"] == "fallback"]
+    assert told["step"] == 40
     assert told["text"].startswith("generation ran out of memory at step 40")
     first, last = evaluations(outcome.path)
     assert "eval_rougeL" in first

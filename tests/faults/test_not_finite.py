@@ -156,8 +156,8 @@ def test_a_spike_is_skipped_on_all_ranks_and_counted(workplace: Workplace, ranks
     assert "1 spikes of the gradient norm, 1 steps skipped for them" in done.out
     found = Outcome(workplace.path / "runs/tiny")
     assert found.record["spikes"] == {"found": 1, "skipped": 1}
-    (told,) = found.events("event")
-    assert (told["step"], told["kind"]) == (21, "spike")
+    (told,) = [one for one in found.events("event") if one["kind"] == "spike"]
+    assert told["step"] == 21
     assert told["text"].endswith("; the step is skipped")
     at = {step: load_file(found.path / f"checkpoints/step-{step}/model.safetensors") for step in (20, 21, 22)}
     assert all(torch.equal(at[20][name], at[21][name]) for name in at[20])

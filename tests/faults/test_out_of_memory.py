@@ -55,9 +55,9 @@ def test_one_process_redoes_the_step_in_smaller_parts(workplace: Workplace) -> N
     assert halved.series("loss") == pytest.approx(straight.series("loss"), abs=5e-6)
     assert halved.series("grad_norm") == pytest.approx(straight.series("grad_norm"), abs=5e-5)
     assert [one["micro_batch"] for one in halved.record["amendments"]] == [2, 1]
-    told = [(one["step"], one["kind"], one["text"]) for one in halved.events("event")]
+    told = [(one["step"], one["text"]) for one in halved.events("event") if one["kind"] == "out_of_memory"]
     text = "out of memory in step 4: micro-batch {}; the step is redone"
-    assert told == [(4, "out_of_memory", text.format(change)) for change in ("4 -> 2", "2 -> 1")]
+    assert told == [(4, text.format(change)) for change in ("4 -> 2", "2 -> 1")]
     for name, weight in straight.weights.items():
         assert float((halved.weights[name] - weight).abs().max()) < 1e-6
 
@@ -80,8 +80,8 @@ def test_several_ranks_start_again_from_the_last_checkpoint(workplace: Workplace
     assert "resuming from" in said
     assert halved.series("loss") == pytest.approx(straight.series("loss"), abs=5e-6)
     assert halved.record["amendments"] == [{"step": 0, "micro_batch": 2, "grad_accum": 2}]
-    (told,) = halved.events("event")
-    assert (told["step"], told["kind"]) == (2, "out_of_memory")
+    (told,) = [one for one in halved.events("event") if one["kind"] == "out_of_memory"]
+    assert told["step"] == 2
     assert told["text"].startswith("out of memory: micro-batch 4 -> 2")
     assert [(one["step"], one["resumed"]) for one in halved.events("start")] == [(0, False), (2, True)]
     run_json = json.loads((halved.path / "run.json").read_text())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sft_play.record.run_dir import RunDir, locked
-from sft_play.report.compare import differences, write_comparison
+from sft_play.report.compare import differences, figures_of, write_comparison
 from sft_play.report.curves import MOST_POINTS, Curve, numbered, points_of, thinned
 from sft_play.report.page import render_report, write_report
 from sft_play.report.read import read_run
@@ -136,3 +136,18 @@ def test_a_comparison_shows_the_differences_and_nothing_else(tmp_path: Path) -> 
     path = write_comparison(folders)
     assert path == tmp_path / "compare-a-b.html"
     assert path.read_text().count("<svg") >= 3
+
+
+def test_a_run_without_a_figure_is_not_named_in_its_chart_and_keeps_its_colour(tmp_path: Path) -> None:
+    folders = [made_run(tmp_path / name) for name in ("a", "b", "c")]
+    lines = (folders[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folders[0] / "metrics.jsonl").write_text("".join(line for line in lines if '"eval"' not in line))
+    charts = {one.title: one for one in figures_of([read_run(folder) for folder in folders], ["a", "b", "c"])}
+    assert [name for name, _ in charts["Training loss"].legend] == ["a", "b", "c"]
+    assert charts["Held-out loss"].legend == charts["Training loss"].legend[1:]
+    drawn = re.findall(r'class="series (c\d) line"', charts["Held-out loss"].svg)
+    assert set(drawn) >= {"c1", "c2"}
+    (alone,) = [
+        one for one in figures_of([read_run(folder) for folder in folders[:2]], ["a", "b"]) if "Held" in one.title
+    ]
+    assert [name for name, _ in alone.legend] == ["b"]
