@@ -34,8 +34,8 @@ def planning_facts(config: Config) -> ModelFacts:
     return read_model_facts(config.model.name)
 
 
-def run_folder(name: str, where: str) -> Path:
-    """The folder of a run: a path, or the name of one in the default output folder.
+def run_folder(name: str, where: str, environ: Mapping[str, str]) -> Path:
+    """The folder of a run: a path, or the name of one in the output folder.
 
     Args:
         where: the input that names it.
@@ -43,7 +43,7 @@ def run_folder(name: str, where: str) -> Path:
     Raises:
         UsageError: there is no run.
     """
-    for folder in (Path(name), Path(RunSection().output_dir) / name):
+    for folder in (Path(name), output_dir(environ) / name):
         if is_run(folder):
             return folder
     what = f"{name} is no run of sft-play" if Path(name).exists() else f"there is no run {name}"
@@ -60,7 +60,7 @@ def run_folders(environ: Mapping[str, str]) -> list[Path]:
         names = shlex.split(environ.get("RUNS", ""))
     except ValueError as error:
         raise UsageError(f"cannot be split into words ({error})", where="RUNS", fix="close the quote") from error
-    folders = [run_folder(name, "RUNS") for name in names]
+    folders = [run_folder(name, "RUNS", environ) for name in names]
     return list({folder.resolve(): folder for folder in reversed(folders)}.values())[::-1]
 
 

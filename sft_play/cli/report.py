@@ -21,7 +21,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     check_inputs(environ, INPUTS_OF["report"])
     if not environ.get("RUN"):
         raise UsageError("RUN is missing", fix="name a run, such as RUN=runs/NAME; make runs lists them")
-    folder = run_folder(environ["RUN"], "RUN")
+    folder = run_folder(environ["RUN"], "RUN", environ)
     from sft_play.report.page import write_report
 
     try:

@@ -51,6 +51,7 @@ def test_a_run_ends_with_its_report_and_a_failing_report_fails_no_run(workplace:
 def test_report_and_compare_say_where_the_page_is(workplace: Workplace, runs: Path) -> None:
     assert workplace.run("report", RUN="runs/one").out == "runs/one/report.html\n"
     assert (runs / "one/report.html").is_file()
+    assert workplace.run("report", RUN="one", RUN_OUTPUT_DIR=str(runs)).out == f"{runs}/one/report.html\n"
     assert workplace.run("compare", RUNS="runs/one old").out == "runs/compare-one-old.html\n"
     assert (runs / "compare-one-old.html").is_file()
 
@@ -64,6 +65,7 @@ def test_report_and_compare_say_where_the_page_is(workplace: Workplace, runs: Pa
         ("compare", {"RUNS": "runs/one"}, "two runs or more"),
         ("clean-runs", {}, "nothing is chosen"),
         ("clean-runs", {"RUNS": "runs/foreign", "ARGS": "--yes"}, "is no run of sft-play"),
+        ("clean-runs", {"RUNS": "one", "RUN_OUTPUT_DIR": "elsewhere", "ARGS": "--yes"}, "there is no run one"),
         ("compare", {"RUNS": "runs/one one runs/../runs/one/"}, "two runs or more"),
         ("compare", {"RUNS": "'runs/one"}, "cannot be split into words"),
         ("clean-runs", {"RUNS": "'runs/one", "ARGS": "--yes"}, "cannot be split into words"),
