@@ -110,9 +110,13 @@ def is_terminal() -> bool:
 
 
 @contextmanager
-def live_screen() -> Iterator[Screen | None]:
-    """A screen while the block runs; None where no terminal is there. All that is printed meanwhile stands above it."""
-    if not is_terminal():
+def live_screen(node: int = 0) -> Iterator[Screen | None]:
+    """A screen while the block runs; None where no terminal is there. All that is printed meanwhile stands above it.
+
+    Args:
+        node: number of this machine; the first alone hears of the work.
+    """
+    if node or not is_terminal():
         yield None
         return
     from rich.console import Console

@@ -108,7 +108,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
     run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config), node=config.dist.node_rank)
     run.create()
-    with locked(run) as lock, shown(command, config, run) as ready, live_screen() as screen:
+    with locked(run) as lock, shown(command, config, run) as ready, live_screen(config.dist.node_rank) as screen:
         refuse_finished(run, config)
         check_disk(run, config, plan_inputs.facts)
         prepared = prepare_data(config, model.path, screen.say if screen else say)

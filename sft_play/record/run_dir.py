@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sft_play.config.rules import RUN_NAME_PATTERN
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError, EnvironmentProblem, RunLockedError
 
 MARKER = ".sft-play"
+# How often, and after how long each time, a lock is tried again that somebody may only be looking at.
+LOOKS, LOOK_SECONDS = 5, 0.02
 # What must be the same for two starts to be one run; saving, logging and evaluation are free to change.
 FREE_TRAIN_KEYS = (
     "logging_", "save_", "eval_", "dataloader_num", "dataloader_pin", "dataloader_pers", "dataloader_prefetch",
@@ -173,7 +177,7 @@ def locked(run: RunDir) -> Iterator[int]:
     """
     with (run.launch / "lock").open("a+") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(stream)
         except BlockingIOError as error:
             stream.seek(0)
             raise RunLockedError(f"process {stream.read().strip()} works here", where=str(run.path)) from error
@@ -181,6 +185,20 @@ def locked(run: RunDir) -> Iterator[int]:
         stream.write(str(os.getpid()))
         stream.flush()
         yield stream.fileno()
+
+
+def _take(stream: IO[str]) -> None:
+    """Lock a file. Whoever looks whether it is locked (`report/state.py`) holds it for a moment: that is waited for.
+
+    Raises:
+        BlockingIOError: another process keeps it.
+    """
+    for _ in range(LOOKS):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOOK_SECONDS)
+    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_atomic(path: Path, text: str) -> None:

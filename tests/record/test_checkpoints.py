@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -166,12 +169,22 @@ def test_what_a_killed_save_left_is_dropped(run: RunDir) -> None:
 
 
 def test_the_lock_names_its_holder_and_ends_with_it(run: RunDir) -> None:
-    import os
-
     with locked(run), pytest.raises(RunLockedError, match=str(os.getpid())), locked(run):
         pass
     with locked(run):
         pass
+
+
+def test_whoever_only_looks_at_the_lock_keeps_nobody_out(run: RunDir) -> None:
+    with locked(run):
+        pass
+    with (run.launch / "lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        release = threading.Timer(0.03, fcntl.flock, (looking, fcntl.LOCK_UN))
+        release.start()
+        with locked(run):
+            assert (run.launch / "lock").read_text() == str(os.getpid())
+        release.join()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
