@@ -43,6 +43,7 @@ class Sensors:
         self._nvml: Any = (nvml or probe.load_nvml()) if uuids else None
         self._handles: dict[int, Any] = {}
         self._samples: list[list[Readings]] = [[] for _ in uuids]
+        self._latest: list[Readings] = [{} for _ in uuids]
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.failed: dict[int, str] = {}
         self._thread: threading.Thread | None = None
@@ -53,9 +54,10 @@ class Sensors:
     def take(self) -> list[Readings]:
         """Each GPU's readings since the last call, else its latest; empty for one that failed."""
         with self._lock:
-            found = [_summed_up(samples) for samples in self._samples]
-            self._samples = [samples[-1:] for samples in self._samples]
-        return found
+            held = [samples or [latest] for samples, latest in zip(self._samples, self._latest, strict=True)]
+            self._latest = [samples[-1] for samples in held]
+            self._samples = [[] for _ in held]
+        return [_summed_up(samples) for samples in held]
 
     def close(self) -> None:
         """End the thread."""
@@ -91,7 +93,7 @@ class Sensors:
         except Exception as error:  # a driver's fault is no reason to stop a run
             with self._lock:
                 self.failed[number] = f"{type(error).__name__}: {error}"
-                self._samples[number] = []
+                self._samples[number], self._latest[number] = [], {}
             return
         with self._lock:
             self._samples[number].append(found)

@@ -69,6 +69,8 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )
     callbacks = build_callbacks(config, plan, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
+    watch = next(callback for callback in callbacks if isinstance(callback, WatchCallback))
+    watch.started = started  # GPUs are held while the model loads
     trainer = build_trainer(job, arguments, model, tokenizer, callbacks, ranks)
     counts = check_applied(trainer, config, plan)
     applied = AppliedCallback(trainer, config, plan)
@@ -92,7 +94,6 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         print(speed)
     result = save_result(trainer, job, tokenizer)
     progress = next(callback for callback in callbacks if isinstance(callback, ProgressCallback))
-    watch = next(callback for callback in callbacks if isinstance(callback, WatchCallback))
     watch.sensors.close()
     return {
         "outcome": "done",

@@ -127,6 +127,8 @@ def test_between_two_samples_the_latest_counts_and_of_several_the_largest_or_the
     ]
     assert sensors.take() == [{"memory_device_gib": 3.0, "power_watts": 150.0}]
     assert sensors.take() == [{"memory_device_gib": 3.0, "power_watts": 200.0}]
+    sensors._samples = [[{"memory_device_gib": 2.0, "power_watts": 100.0}]]
+    assert sensors.take() == [{"memory_device_gib": 2.0, "power_watts": 100.0}]
 
 
 def test_without_gpus_or_without_nvml_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
