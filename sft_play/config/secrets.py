@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,9 @@ def redacted(text: str, environ: Mapping[str, str] | None = None) -> str:
 def _secrets(environ: Mapping[str, str]) -> Iterable[str]:
     named = [value for name, value in environ.items() if _SECRET_NAME.search(name) and not _NO_SECRET.search(name)]
     in_urls = [found[1].partition(":")[2] for value in environ.values() for found in _IN_URL.finditer(value)]
-    return sorted({one for one in (*named, *in_urls) if len(one) >= SHORTEST_SECRET}, key=len, reverse=True)
+    found = {one for one in (*named, *in_urls) if len(one) >= SHORTEST_SECRET}
+    in_json = {json.dumps(one)[1:-1] for one in found}  # quotes, backslashes and accents are written otherwise there
+    return sorted(found | in_json, key=len, reverse=True)
 
 
 def looks_secret(value: Any) -> bool:

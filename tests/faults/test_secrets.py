@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,8 @@ def test_what_is_taken_out() -> None:
     assert redacted("at git+https://user@host/x", {}) == "at git+https://***@host/x"
     assert redacted("https://host/a@b and mail@host", {}) == "https://host/a@b and mail@host"
     assert redacted("true", {"TOKENIZERS_PARALLELISM": "true_or_not"}) == "true"
+    odd = 'pa"ss\\wörd'
+    assert redacted(json.dumps({"said": f"it is {odd}"}), {"DB_PASSWORD": odd}) == '{"said": "it is ***"}'
 
 
 def test_the_check_sees_a_file(workplace: Workplace) -> None:
