@@ -25,7 +25,7 @@ def asked() -> bool:
 def tell(**values: Any) -> None:
     """Hand values to the live line."""
     if asked():
-        print(line_of(values), flush=True)
+        print(line_of(values) + "\n", end="", flush=True)  # one write: it goes out, or is dropped, whole
 
 
 def log_line(text: str) -> None:
