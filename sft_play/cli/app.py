@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import shlex
@@ -24,6 +25,9 @@ from sft_play.errors import (
 
 # Commands that only print: nothing is lost when nobody reads on.
 READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check", "doctor", "runs")
+# The machine's refusals, whatever was being read or written.
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+ALLOW = "make room there or allow access, or choose another place"
 REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
@@ -73,19 +77,44 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail(Interrupted("interrupted before anything was started"), debug=debug)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            return fail(refused(error), debug=debug)
         name = type(error).__name__
         return fail(RankFailedError(f"{name}: {error}", where="a fault of this program", fix=REPORT_IT), debug=debug)
 
 
 def main() -> int:
     """`run`, with what is left to write written before Python leaves: a closed pipe must not change the exit code."""
+    open_closed_streams()
     code = run()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if error.errno in REFUSED:  # what was said is lost
+                code = code or fail(refused(error), debug=False)
     return code
+
+
+def open_closed_streams() -> None:
+    """Give what was started with `<&-` or `>&-` an empty input and an output that nobody reads.
+
+    A file opened later would take the number of the closed stream, and what is printed would land in it.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            empty = os.open(os.devnull, os.O_RDWR)
+            if empty != number:
+                os.dup2(empty, number)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def refused(error: OSError) -> EnvironmentProblem:
+    """What the machine did not let be read or written."""
+    where = str(error.filename or "the output")
+    return EnvironmentProblem(str(error.strerror).lower(), where=where, fix=ALLOW)
 
 
 def fail(error: SftPlayError, *, debug: bool) -> int:

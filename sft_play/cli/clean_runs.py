@@ -106,7 +106,8 @@ def remove(folder: Path) -> None:
             folder.rename(trash)
         _delete(trash)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot be removed ({error.strerror})", where=str(folder)) from error
+        what = f"cannot be removed ({error.strerror})"
+        raise EnvironmentProblem(what, where=str(folder), fix="allow writing there") from error
 
 
 def _delete(folder: Path) -> None:

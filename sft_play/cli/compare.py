@@ -27,5 +27,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         print(write_comparison(folders))
     except OSError as error:
-        raise EnvironmentProblem(f"cannot be written ({error.strerror})", where=str(folders[0].parent)) from error
+        what = f"cannot be written ({error.strerror})"
+        raise EnvironmentProblem(what, where=str(folders[0].parent), fix="make room there, or allow writing") from error
     return 0

@@ -27,5 +27,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         print(write_report(folder))
     except OSError as error:
-        raise EnvironmentProblem(f"the report cannot be written ({error.strerror})", where=str(folder)) from error
+        what = f"the report cannot be written ({error.strerror})"
+        raise EnvironmentProblem(what, where=str(folder), fix="make room there, or allow writing") from error
     return 0

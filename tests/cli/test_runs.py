@@ -172,3 +172,22 @@ def test_tensorboard_shows_all_runs_until_it_is_ended(workplace: Workplace, runs
     _, said = server.communicate(timeout=30)
     assert (server.returncode, said) == (0, "")
     assert free_port(port) == port
+
+
+def test_streams_that_are_closed_and_an_output_that_is_full(workplace: Workplace, runs: Path) -> None:
+    words = f"{sys.executable} -m sft_play"
+    said = {}
+    for line in ("runs >&-", "runs <&- >&- 2>&-", "clean-runs <&-", "report >/dev/full"):
+        environ = workplace.environ(RUNS="one", RUN="one") if "runs >" not in line else workplace.environ()
+        environ.pop("RUN" if "clean" in line else "RUNS", None)
+        done = subprocess.run(
+            f"{words} {line}", shell=True, cwd=workplace.path, env=environ, capture_output=True, text=True, check=False
+        )
+        said[line] = (done.returncode, done.stderr.count("\n"), "Traceback" in done.stderr)
+    assert said == {
+        "runs >&-": (0, 0, False),
+        "runs <&- >&- 2>&-": (0, 0, False),
+        "clean-runs <&-": (2, 1, False),
+        "report >/dev/full": (4, 1, False),
+    }
+    assert (runs / "one").is_dir()
