@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from sft_play.record.run_dir import RunDir
-from sft_play.runtime import watching
+from sft_play.runtime import place as placing
 from sft_play.runtime.dist import Ranks
 from sft_play.runtime.meter import FIELDS, Totals
-from sft_play.runtime.watching import COLUMNS, Place, WatchCallback, device_names, summary_of
+from sft_play.runtime.place import COLUMNS, Place, device_names
+from sft_play.runtime.watching import WatchCallback, summary_of
 from tests.launch.planned import make_config, make_plan
 
 GIB = 2**30
@@ -54,7 +55,7 @@ def test_devices_are_named_with_their_machine(monkeypatch: pytest.MonkeyPatch, c
     plan = make_plan("ddp", nodes=2, cpu=cpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"card {number}")
     kept: list[object] = []
-    monkeypatch.setattr(watching, "to_main", lambda ranks, own: kept.append(own) or list(kept))
+    monkeypatch.setattr(placing, "to_main", lambda ranks, own: kept.append(own) or list(kept))
     for rank in TWO_MACHINES:
         names = device_names(plan, Place(plan, rank), rank)
     kind, each = ("rank", ("CPU", "CPU")) if cpu else ("gpu", ("card 0", "card 1"))
