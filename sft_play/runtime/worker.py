@@ -40,6 +40,7 @@ from sft_play.runtime.dist import Ranks, present_group, process_group, read_rank
 from sft_play.runtime.fallback import LossesOnlyCallback
 from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
+from sft_play.runtime.meter import totals_of
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.packing import PackingCallback
@@ -101,7 +102,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "train_loss": train_loss(trainer),
         "steps": trainer.state.global_step,
         "best_step": best_step,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(watch.wall_seconds(totals_of(trainer.callback_handler.callbacks)), 1),
         "tokens_per_second": round(progress.tokens_per_second, 1),
         "peak_memory_bytes": peak_memory_bytes(plan.device, watch),
         "spikes": spikes_of(trainer.callback_handler.callbacks).summary(),
