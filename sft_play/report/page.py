@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from sft_play.report.trained import environment, what_was_trained
 REPORT = "report.html"
 ANSWERS_SHOWN = 6
 TEMPLATES = Path(__file__).parent / "templates"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 def write_report(folder: Path) -> Path:
@@ -68,7 +70,7 @@ def render(template: str, **values: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_without_secrets,
+        finalize=_presentable,
     )
     environment.filters |= {
         "moment": numbers.moment,
@@ -80,8 +82,11 @@ def render(template: str, **values: Any) -> str:
     return text
 
 
-def _without_secrets(value: Any) -> Any:
-    return redacted(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _presentable(value: Any) -> Any:
+    """A text without secrets, and without the control characters that make a page binary to other programs."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return CONTROL.sub("\N{REPLACEMENT CHARACTER}", redacted(value))
 
 
 def error_lines(run: RunFacts) -> list[str]:

@@ -48,6 +48,12 @@ def test_nothing_that_was_read_becomes_markup(tmp_path: Path) -> None:
     assert "<script" not in write_comparison([folder, other]).read_text()
 
 
+def test_control_characters_do_not_make_the_page_binary(tmp_path: Path) -> None:
+    page = write_report(made_run(tmp_path / "r", answer="\0\x1b[31mred\u4e2d")).read_bytes()
+    assert "[31mred\u4e2d".encode() in page
+    assert not {0, 27} & set(page)
+
+
 def test_secrets_do_not_reach_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_veryverysecret")
     folder = made_run(tmp_path / "run", answer="it is hf_veryverysecret", setting="hf_veryverysecret")
