@@ -89,7 +89,7 @@ def test_no_space_in_the_middle_of_a_save(saving: Workplace, tmp_path: Path, ran
     assert saving.run(command, CONFIG="tiny.yaml", **variables).code == 0
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_is_a_full_disk_and_the_run_goes_on_later(saving: Workplace) -> None:
     """The kernel's own refusal: no file beyond 20 KiB."""
     command = f"ulimit -f 20; exec {sys.executable} -m sft_play train"

@@ -48,7 +48,7 @@ POINTS = {
 }
 QUICK, LONG = (
     ("rename",),
-    ("staging folder", "weights written", "a file synced", "folder synced", "rotation", "trash renamed"),
+    ("staging folder", "weights written", "a file synced", "manifest", "folder synced", "rotation", "trash renamed"),
 )
 
 

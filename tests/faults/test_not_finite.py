@@ -105,7 +105,7 @@ def test_a_gradient_that_is_not_finite_names_its_weight(workplace: Workplace) ->
     [
         pytest.param("ddp", marks=pytest.mark.fault),
         pytest.param("fsdp", marks=pytest.mark.slow),
-        pytest.param("zero2", marks=pytest.mark.fault),
+        pytest.param("zero2", marks=pytest.mark.slow),
     ],
 )
 def test_one_rank_alone_stops_all(workplace: Workplace, strategy: str) -> None:
@@ -166,7 +166,7 @@ def test_a_spike_is_skipped_on_all_ranks_and_counted(workplace: Workplace, ranks
     assert rates[20] - rates[21] == pytest.approx(rates[19] - rates[20])
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 def test_the_window_survives_a_resume_to_the_bit(workplace: Workplace) -> None:
     """Stopped before the spike: only with the norms of before can the resumed run tell it."""
     assert run(workplace, SPIKE.format(step=20), "straight", **LONG).code == 0

@@ -66,7 +66,7 @@ def test_one_process_redoes_the_step_in_smaller_parts(workplace: Workplace) -> N
     "strategy",
     [
         pytest.param("ddp", marks=pytest.mark.slow),
-        pytest.param("fsdp", marks=pytest.mark.fault),
+        pytest.param("fsdp", marks=pytest.mark.slow),
         pytest.param("zero2", marks=pytest.mark.fault),
     ],
 )
