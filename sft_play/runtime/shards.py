@@ -5,14 +5,26 @@ Plain tensors only, so that they load with `weights_only=True`; the same ranks r
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-# The names that the Trainer reads.
-OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+SCHEDULER = "scheduler.pt"
+
+
+@contextlib.contextmanager
+def without_crc32() -> Iterator[None]:
+    """Let torch write no checksums of its own: the manifest's are stronger, and nobody would read these."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def shard_file(folder: Path, rank: int) -> Path:

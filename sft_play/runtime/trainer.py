@@ -33,7 +33,7 @@ from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.meter import Totals
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
-from sft_play.runtime.shards import OPTIMIZER, SCHEDULER, load_optimizer_shard, save_optimizer_shard
+from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard, without_crc32
 from sft_play.runtime.spikes import SpikeCallback, spikes_of
 from sft_play.runtime.tally import Tally
 from sft_play.runtime.watching import meter_of, watch_of
@@ -192,22 +192,19 @@ class SftPlayTrainer(SFTTrainer):
         scatter_weights(self.accelerator.unwrap_model(model or self.model), Path(resume_from_checkpoint))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Shards of DTensors are written by each rank; the optimizer state of one process is digested on the way.
+        """Shards of DTensors are written by each rank; the rest is the Trainer's.
 
-        An engine's own files are the Trainer's.
+        What is written already is digested meanwhile.
         """
-        if self.is_deepspeed_enabled:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        folder = Path(output_dir)
-        if self.args.should_save:
-            self.digests.begin(folder)
-            torch.save(self.lr_scheduler.state_dict(), folder / SCHEDULER)
-        if self.keeps_shards:
-            save_optimizer_shard(self.optimizer.optimizer, folder, self.args.process_index)
-        elif self.args.should_save:
-            state = self.optimizer.state_dict()
-            self.digests.save(folder / OPTIMIZER, lambda stream: torch.save(state, stream))
+        if self.accelerator.is_main_process and not self.is_deepspeed_enabled:
+            self.digests.begin(Path(output_dir))
+        with without_crc32():
+            if not self.keeps_shards:
+                super()._save_optimizer_and_scheduler(output_dir)
+                return
+            save_optimizer_shard(self.optimizer.optimizer, Path(output_dir), self.args.process_index)
+            if self.args.should_save:
+                torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self.keeps_shards:
