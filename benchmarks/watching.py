@@ -1,6 +1,6 @@
 """What watching a run costs: a tiny model trained with everything on and with everything off, in turns.
 
-    python -m benchmarks.watching [--steps 200]
+    python -m benchmarks.watching [--steps 200] [--rows 16]
 
 On: the figures of every rank, sensors, metrics.jsonl and TensorBoard, at every step. Off: none of these. One run of
 twice the steps goes on for ten steps with and ten without in turn, so that whatever else the machine does meets both.
@@ -80,12 +80,17 @@ class Turns(TrainerCallback):
         self.mark = time.process_time(), time.perf_counter()
 
 
-def prepare(folder: Path) -> Path:
-    """Make a tiny model and train it for one step, so that its rows are prepared; returns its run.json."""
+def prepare(folder: Path, rows: int) -> Path:
+    """Make a tiny model and train it for one step, so that its rows are prepared; returns its run.json.
+
+    Args:
+        rows: of a step.
+    """
     from tests.tiny import make_model, make_workplace
 
     workplace = make_workplace(folder, make_model(folder))
-    done = workplace.train(TRAIN_MAX_STEPS="1", TRAIN_EVAL_STRATEGY="no", TRAIN_SAVE_STRATEGY="no")
+    once = {"TRAIN_MAX_STEPS": "1", "TRAIN_EVAL_STRATEGY": "no", "TRAIN_SAVE_STRATEGY": "no"}
+    done = workplace.train(TRAIN_BATCH_SIZE=str(rows), **once)
     if done.code:
         sys.exit(done.out + done.err)
     return folder / "runs/tiny/run.json"
@@ -119,10 +124,11 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print the ratio; 1 where it is above the bound."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--steps", type=int, default=200, help="of each kind")
+    options.add_argument("--rows", type=int, default=16, help="of a step")
     options.add_argument("--bound", type=float, default=BOUND)
     chosen = options.parse_args(argv)
     with tempfile.TemporaryDirectory() as place:
-        turns = train(prepare(Path(place)), Path(place) / "run", 2 * chosen.steps + 3 * BLOCK)
+        turns = train(prepare(Path(place), chosen.rows), Path(place) / "run", 2 * chosen.steps + 3 * BLOCK)
     blocks = turns.blocks[2:]  # the first two warm up
     for watched in (False, True):
         held = [block for block in blocks if block[0] == watched]

@@ -9,7 +9,7 @@ from typing import Any
 
 from sft_play.errors import ResumeRefusedError
 from sft_play.record.digests import Digests
-from sft_play.record.manifest import folder_problem, read_manifest, stamp_of, sync_folder, write_manifest
+from sft_play.record.manifest import folder_problem, read_manifest, stamp_of, sync_folder, sync_manifest, write_manifest
 from sft_play.record.run_dir import RunDir
 from sft_play.record.signature import is_signed
 from sft_play.record.stamp import VERSION as STAMP_VERSION
@@ -38,7 +38,7 @@ def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any], digests
     """Give a complete staged folder its name, `checkpoints/step-N`; one of that name gives way only then.
 
     Args:
-        digests: of the files that were digested while they were written.
+        digests: of the files that were digested while they were written; `settle` waits for the disk then.
     """
     write_manifest(staged, {"step": step, "stamp": stamp}, digests)
     target = run.checkpoints / f"{PREFIX}{step}"
@@ -46,11 +46,29 @@ def publish(run: RunDir, staged: Path, step: int, stamp: dict[str, Any], digests
     if target.exists():
         target.rename(replaced)
     staged.rename(target)
-    sync_folder(run.checkpoints)
+    if digests is None:
+        sync_folder(run.checkpoints)
     if replaced.exists():
         _discard(replaced)
     shutil.rmtree(staged.parent)
     return target
+
+
+def settle(published: Path, digests: Digests) -> None:
+    """Wait until a published checkpoint is on the disk; one that does not get there is taken away.
+
+    Until then a power cut may tear it: its checksums tell, and the one before it is there as long as nobody rotates.
+
+    Raises:
+        OSError: it does not get there.
+    """
+    try:
+        digests.settle()
+        sync_manifest(published)
+        sync_folder(published.parent)
+    except OSError:
+        _discard(published)
+        raise
 
 
 def rotate(run: RunDir, keep: int | None, newest: Path, best_step: int | None) -> None:

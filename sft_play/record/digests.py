@@ -6,6 +6,7 @@ import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 20
 # Threads that sync and digest files beside each other.
@@ -32,20 +33,27 @@ class Digests:
     def begin(self, folder: Path) -> None:
         """Start on every file that is there and will not change."""
         for path in sorted(file for file in folder.rglob("*") if file.is_file() and file not in self._known):
-            self._syncs.append(self._pool.submit(_sync_file, path))
+            self._syncs.append(self._pool.submit(_sync, path.open("rb")))  # open: the folder may be renamed meanwhile
             self._known[path] = self._pool.submit(sha256, path)
 
     def finish(self, folder: Path) -> dict[str, str]:
-        """Sync and digest the rest; the path inside `folder` -> digest of every file."""
+        """Digest the rest; the path inside `folder` -> digest of every file. They may not be on the disk yet."""
         self.begin(folder)
+        return {str(path.relative_to(folder)): self._known[path].result() for path in sorted(self._known)}
+
+    def settle(self) -> None:
+        """Wait until every file is on the disk.
+
+        Raises:
+            OSError: one cannot get there.
+        """
         try:
             for one in self._syncs:
                 one.result()
-            return {str(path.relative_to(folder)): self._known[path].result() for path in sorted(self._known)}
         finally:
             self._pool.shutdown()
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as stream:
+def _sync(stream: BinaryIO) -> None:
+    with stream:
         os.fsync(stream.fileno())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.record.digests import Digests, sha256
-from sft_play.record.run_dir import write_atomic
 from sft_play.record.signature import sign
 
 NAME = "manifest.json"
@@ -20,17 +19,28 @@ VERSION = 2
 
 
 def write_manifest(folder: Path, about: dict[str, Any], digests: Digests | None = None) -> None:
-    """Flush every file of `folder` to disk and write the manifest beside them.
+    """Write the manifest of every file of `folder` beside them.
 
     Args:
-        digests: those that were begun while the files were written.
+        digests: those that were begun while the files were written: their owner waits for the disk, and calls
+            `sync_manifest`. Without, everything is on the disk when this returns.
     """
-    found = (digests or Digests()).finish(folder)
+    taken = digests or Digests()
+    found = taken.finish(folder)
     files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in found.items()}
     manifest = {**about, "version": VERSION, "files": files}
     manifest["signature"] = sign(manifest)
     manifest["checksum"] = _checksum(manifest)
-    write_atomic(folder / NAME, _text(manifest))
+    (folder / NAME).write_text(_text(manifest), encoding="utf-8")
+    if digests is None:
+        taken.settle()
+        sync_manifest(folder)
+
+
+def sync_manifest(folder: Path) -> None:
+    """Bring the manifest and the names of all files of `folder` to the disk."""
+    with (folder / NAME).open("rb") as stream:
+        os.fsync(stream.fileno())
     for inside in [*(entry for entry in folder.rglob("*") if entry.is_dir()), folder]:
         sync_folder(inside)
 

@@ -15,7 +15,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from sft_play.data.template import load_text_tokenizer
-from sft_play.record.checkpoints import publish, rotate, staging_folder
+from sft_play.record.checkpoints import publish, staging_folder
 from sft_play.record.digests import Digests
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_event
@@ -33,6 +33,7 @@ from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.meter import Totals
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
+from sft_play.runtime.settling import Settling
 from sft_play.runtime.shards import SCHEDULER, load_optimizer_shard, save_optimizer_shard, without_crc32
 from sft_play.runtime.spikes import SpikeCallback, spikes_of
 from sft_play.runtime.tally import Tally
@@ -56,6 +57,7 @@ class SftPlayTrainer(SFTTrainer):
         self.run = run
         self.stamp = stamp
         self.save_limit: int | None = None
+        self.settling = Settling(run)
         self.loaded_step: int | None = None
         self.keeps_shards = self.skips_spikes = False
         self.finite, self.meter = Finite(), meter_of(callbacks)
@@ -154,9 +156,10 @@ class SftPlayTrainer(SFTTrainer):
         return name in metrics and bool(super()._determine_best_metric(metrics, trial))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Let the Trainer write into a staging folder, then publish it whole and rotate. All ranks write their part."""
+        """Let the Trainer write into a staging folder, then publish it whole. All ranks write their part."""
         main, target, step = self.accelerator.is_main_process, self.args.output_dir, self.state.global_step
         self.meter.phases.enter("save")
+        self.settling.wait()
         staging, needed = staging_folder(self.run, clear=main), bytes_of_next(self.run, self.model, step)
         self.digests = Digests()
         with half_dropped(staging, step, needed):
@@ -175,7 +178,8 @@ class SftPlayTrainer(SFTTrainer):
                     (staged / needless).unlink(missing_ok=True)
                 published = publish(self.run, staged, step, dict(self.stamp), self.digests)
         if main:
-            rotate(self.run, self.save_limit, published, self.state.best_global_step)
+            best = self.state.best_global_step
+            self.settling.begin(published, self.digests, needed, self.save_limit, best)
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -87,6 +87,7 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):
         trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+        trainer.settling.wait()
         if trainer.state.global_step < trainer.state.max_steps:
             stop.raise_if_asked(trainer.state.global_step)
     best_step = load_best(trainer, job) if config.train.load_best_model_at_end else None

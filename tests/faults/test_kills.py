@@ -32,16 +32,17 @@ def patch(module):
     {owner}.{function} = call
 """
 RECORD, TRAINER = "sft_play.record.checkpoints", "sft_play.runtime.trainer"
+SETTLING = "sft_play.runtime.settling"
 # name -> (module that is loaded, owner, function, which calls count, the n-th of them)
 POINTS = {
     "staging folder": (TRAINER, "module", "staging_folder", "True", 2),
     "weights written": (TRAINER, "module", "write_weights", "True", 2),
-    "a file synced": (RECORD, "os", "fsync", "'checkpoint-' in os.readlink(f'/proc/self/fd/{args[0]}')", 9),
+    "a file synced": (RECORD, "os", "fsync", "'/checkpoints/' in os.readlink(f'/proc/self/fd/{args[0]}')", 9),
     "manifest": (RECORD, "module", "write_manifest", "True", 2),
     "publishing": (TRAINER, "module", "publish", "True", 2),
     "rename": (RECORD, "module.Path", "rename", "args[0].name.startswith('checkpoint-')", 2),
     "folder synced": (RECORD, "module", "sync_folder", "True", 2),
-    "rotation": (TRAINER, "module", "rotate", "True", 3),
+    "rotation": (SETTLING, "module", "rotate", "True", 3),
     "trash renamed": (RECORD, "module.Path", "rename", "str(args[1]).rpartition('/')[2].startswith('.trash-')", 1),
     "trash deleted": (RECORD, "module.shutil", "rmtree", "'.trash-' in str(args[0])", 1),
     "the result": ("sft_play.runtime.save", "module.Path", "rename", "args[0].name == '.adapter.new'", 1),
