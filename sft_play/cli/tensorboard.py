@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -14,6 +15,8 @@ from sft_play.errors import UsageError
 from sft_play.launch.processes import tie_to_parent
 from sft_play.launch.tensorboard import tensorboard
 from sft_play.report.state import runs_in
+
+LOOK_SECONDS = 0.2
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -36,5 +39,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     with suppress(KeyboardInterrupt), tensorboard(folder, cache / "tensorboard.log", port, say) as ready:
         ready()
         say("Ctrl-C ends it")
-        signal.pause()
+        while True:  # not signal.pause: one that comes just before it would be waited out for ever
+            time.sleep(LOOK_SECONDS)
     return 0
