@@ -198,9 +198,9 @@ class SftPlayTrainer(SFTTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Shards of DTensors are written by each rank; the rest is the Trainer's.
 
-        What is written already is digested meanwhile.
+        What is written already is digested meanwhile, where no other rank may be in the middle of a file of its own.
         """
-        if self.accelerator.is_main_process and not self.is_deepspeed_enabled:
+        if self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled:
             self.digests.begin(Path(output_dir))
         with without_crc32():
             if not self.keeps_shards:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sft_play.record.manifest import folder_problem
 from tests.distributed.runs import CASES, Outcome, run_case
+from tests.faults.hooks import hooked
 from tests.tiny import Workplace
 
 SAVING = {"TRAIN_SAVE_STRATEGY": "steps", "TRAIN_SAVE_STEPS": "3", "TRAIN_MAX_STEPS": "6"}
@@ -118,3 +120,27 @@ def test_the_key_is_made_once_by_whoever_comes_first(tmp_path: Path, monkeypatch
         (tmp_path / "locked").mkdir(mode=0o500)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "locked"))
         assert sign(manifest) == ""
+
+
+HALF_WRITTEN = """
+import time, pathlib
+def patch(module):
+    real = module.torch.save
+    def save(value, path, *items, **named):
+        if rank == 1:  # another rank looks at the folder while this file is not whole
+            pathlib.Path(path).write_bytes(b"half")
+            time.sleep(1.5)
+        return real(value, path, *items, **named)
+    module.torch.save = save
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_writes_slowly_does_not_spoil_the_checkpoint(workplace: Workplace, tmp_path: Path) -> None:
+    given = {"CONFIG": "tiny.yaml", "NUM_GPUS": "2", "DIST_STRATEGY": "ddp", "TRAIN_BATCH_SIZE": "2"}
+    done = workplace.run(
+        "train-distributed", **given, **hooked(tmp_path / "hook", "transformers.trainer", HALF_WRITTEN)
+    )
+    assert done.code == 0, done.err
+    for folder in (workplace.path / "runs/tiny/checkpoints").iterdir():
+        assert folder_problem(folder) == ""

@@ -37,6 +37,17 @@ def test_a_file_that_goes_meanwhile_is_not_hidden(tmp_path: Path) -> None:
         write_manifest(tmp_path, {}, digests)
 
 
+def test_what_is_half_written_when_digesting_begins_is_found_out(tmp_path: Path) -> None:
+    """Why a run of several ranks begins only when all have written."""
+    (tmp_path / "of another rank").write_bytes(b"half")
+    digests = Digests()
+    digests.begin(tmp_path)
+    digests.finish(tmp_path)
+    (tmp_path / "of another rank").write_bytes(b"half and half")
+    write_manifest(tmp_path, {}, digests)
+    assert folder_problem(tmp_path) != ""
+
+
 def test_a_file_is_digested_in_blocks(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a" * (2 * BLOCK_BYTES + 1))
     assert sha256(tmp_path / "file") == hashlib.sha256(b"a" * (2 * BLOCK_BYTES + 1)).hexdigest()
