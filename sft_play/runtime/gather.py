@@ -20,7 +20,8 @@ from sft_play.errors import AppliedDiffersError
 def gather_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """What a run is for, whole and on the CPU, under the names of the files: the adapter, or every weight.
 
-    A collective: all ranks call it. One weight at a time is whole on the device.
+    A collective: all ranks call it. One weight at a time is whole on the device. On a CPU the tensors may be the
+    model's own: they are to be written before it trains on.
 
     Args:
         model: unwrapped.
@@ -32,7 +33,8 @@ def gather_weights(model: torch.nn.Module, *, keep: bool) -> dict[str, torch.Ten
         if name in names:
             with whole_weight(weight) as tensor:
                 if keep:
-                    whole[names[name]] = tensor.detach().to("cpu", copy=True).contiguous()
+                    borrowed = hasattr(weight, "ds_id")  # whole only inside this block
+                    whole[names[name]] = tensor.detach().to("cpu", copy=borrowed).contiguous()
     if keep and not isinstance(model, PeftModel):
         whole |= {name: buffer.detach().cpu() for name, buffer in persistent_buffers(model)}
     return whole

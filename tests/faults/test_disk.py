@@ -103,7 +103,7 @@ def test_a_file_that_may_not_grow_is_a_full_disk_and_the_run_goes_on_later(savin
     assert saving.train().code == 0
 
 
-@pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.fault)])
+@pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_minutes_between_saves(workplace: Workplace, ranks: str) -> None:
     """With a minute that is over after every step, every step is saved, on all ranks together."""
     workplace.config["train"] |= {"save_steps": 500, "save_minutes": 1e-9, "save_total_limit": None}

@@ -17,7 +17,7 @@ from tests.tiny import Workplace
 TIMEOUT = 8
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.fault), "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_a_rank_that_is_stopped_is_named_and_all_are_ended(workplace: Workplace, strategy: str) -> None:
     workplace.config["tuning"] = {"mode": "full"}
     workplace.config["train"] |= {"max_steps": 100_000, "batch_size": 2, "save_steps": 5, "eval_strategy": "no"}

@@ -56,7 +56,7 @@ QUICK, LONG = (
 def marks(name: str, side: str) -> list[pytest.MarkDecorator]:
     if name in QUICK and side == "before":
         return []
-    return [pytest.mark.slow if name in LONG else pytest.mark.fault]
+    return [pytest.mark.slow if name in LONG or side == "after" else pytest.mark.fault]
 
 
 CASES = [

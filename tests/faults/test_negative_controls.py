@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,8 @@ def test_rotation_counts_a_stranger_and_deletes_every_checkpoint_of_the_run(fold
     stranger = folder / "out/checkpoint-1000"
     stranger.mkdir(parents=True)
     (stranger / "notes.txt").write_text("of somebody else")
+    later = time.time() + 3600  # upstream goes by age, and by number only where all are of one second
+    os.utime(stranger, (later, later))
     make_trainer(folder, save_total_limit=1).train()
     assert [path.name for path in (folder / "out").glob("checkpoint-*")] == ["checkpoint-1000"]
 

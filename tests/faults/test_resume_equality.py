@@ -47,9 +47,10 @@ class Setting(NamedTuple):
         return " ".join(str(part) for part in self).replace("'", "").replace(" ", "-")
 
 
-# Every pair of two values of two settings is among these (test_every_pair_of_settings_is_covered).
+# Every pair of two values of two settings is among these (test_every_pair_of_settings_is_covered); the stages of
+# DeepSpeed that shard are one family here, and each of them apart is in the product below.
 PAIRS = [
-    Setting("single", "lora", "plain", "mid-epoch", 0.1, 1),
+    Setting("single", "lora", "plain", "mid-epoch", 0.1, 2),
     Setting("single", "qlora", "mixed and packed", "at an epoch's end", 0.1, 2),
     Setting("single", "full", "streamed", "across epochs", 0.0, 1),
     Setting("ddp", "qlora", "plain", "across epochs", 0.0, 2),
@@ -59,11 +60,8 @@ PAIRS = [
     Setting("fsdp", "lora", "mixed and packed", "across epochs", 0.0, 2),
     Setting("fsdp", "qlora", "streamed", "mid-epoch", 0.1, 2),
     Setting("zero2", "lora", "plain", "at an epoch's end", 0.0, 1),
-    Setting("zero2", "qlora", "mixed and packed", "across epochs", 0.1, 1),
-    Setting("zero2", "full", "streamed", "mid-epoch", 0.0, 2),
-    Setting("zero3", "qlora", "plain", "mid-epoch", 0.0, 1),
-    Setting("zero3", "full", "mixed and packed", "at an epoch's end", 0.1, 2),
-    Setting("zero3", "lora", "streamed", "across epochs", 0.1, 1),
+    Setting("zero3", "full", "mixed and packed", "mid-epoch", 0.1, 2),
+    Setting("zero3", "qlora", "streamed", "across epochs", 0.1, 1),
 ]
 IN_EVERY_TEST_RUN = {"ddp full mixed and packed", "fsdp full plain"}
 
@@ -180,12 +178,14 @@ def test_a_resumed_run_is_the_straight_one_to_the_bit(workplace: Workplace, sett
 
 
 def test_every_pair_of_settings_is_covered() -> None:
-    columns = list(zip(*PAIRS, strict=True))
+    families = [setting._replace(layout=setting.layout.rstrip("23")) for setting in PAIRS]
+    columns = list(zip(*families, strict=True))
     for one, other in itertools.combinations(range(len(columns)), 2):
-        seen = {(setting[one], setting[other]) for setting in PAIRS}
+        seen = {(setting[one], setting[other]) for setting in families}
         # Full tuning has no dropout of its own: the tiny model's layers have none.
         wanted = set(itertools.product(set(columns[one]), set(columns[other])))
         assert wanted <= seen, (one, other, wanted - seen)
+    assert {setting.layout for setting in PAIRS} == set(LAYOUTS)
 
 
 def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_whole_run_keeps_none(workplace: Workplace) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_that_fails_with_one_in_its_message_keeps_none(workplace: Workplace, ranks: int) -> None:
     hook = hooked(workplace.path / "hook", "sft_play.runtime.trainer", RAISES)
     given = {"CONFIG": "tiny.yaml", "NUM_GPUS": str(ranks), "TRAIN_BATCH_SIZE": "2"}
@@ -61,7 +61,7 @@ def test_a_run_that_fails_with_one_in_its_message_keeps_none(workplace: Workplac
     assert not leaks(workplace, done)
 
 
-@pytest.mark.parametrize("command", ["plan", "data-check", pytest.param("doctor", marks=pytest.mark.fault), "config"])
+@pytest.mark.parametrize("command", ["plan", "data-check", pytest.param("doctor", marks=pytest.mark.slow), "config"])
 def test_commands_that_only_look_say_none(workplace: Workplace, command: str) -> None:
     plain = workplace.run(command, CONFIG="tiny.yaml", **ENVIRON)
     found = leaks(workplace, plain, workplace.run(command, CONFIG="tiny.yaml", ARGS="--json", **ENVIRON))

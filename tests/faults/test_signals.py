@@ -35,7 +35,7 @@ def call(workplace: Workplace, ranks: int) -> dict[str, str]:
     ("moment", "number", "ranks"),
     [
         pytest.param("load", signal.SIGTERM, 2, marks=pytest.mark.slow),
-        pytest.param("warm-up", signal.SIGTERM, 1, marks=pytest.mark.fault),
+        pytest.param("warm-up", signal.SIGTERM, 1, marks=pytest.mark.slow),
         pytest.param("evaluation", signal.SIGINT, 2, marks=pytest.mark.fault),
         pytest.param("save", signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
