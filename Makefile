@@ -17,7 +17,7 @@ override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
 	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer \
-	report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
+	merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -78,6 +78,15 @@ eval: $(READY) ## Loss, accuracy, answers of a result: RUN= SPLIT=test, or MODEL
 
 infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
 	@$(SFT_PLAY) infer
+
+merge: $(READY) ## Put a run's adapter into its base, and check it: RUN= or MODEL= ADAPTER=, ARGS="--dtype fp32 --output folder"
+	@$(SFT_PLAY) merge
+
+export: $(READY) ## A folder or file that others load, read back and compared (RUN=, FORMAT=safetensors or gguf, ARGS="--type q8_0 --ollama")
+	@$(SFT_PLAY) export
+
+push: $(READY) ## Upload a result to the hub, private unless told otherwise, after asking (RUN=, REPO=user/name, ARGS=--public)
+	@$(SFT_PLAY) push
 
 report: $(READY) ## One HTML file of a run, finished or not: curves, memory, answers, events, config (RUN=runs/NAME)
 	@$(SFT_PLAY) report

@@ -191,6 +191,13 @@ class AppliedDiffersError(EnvironmentProblem):
     evidence = "what was planned and what is there"
 
 
+class ResultDiffersError(EnvironmentProblem):
+    """A merged or converted model does not compute what was trained; it was removed."""
+
+    hint = "merge in fp32 (ARGS='--dtype fp32'), or state another bound if you accept the difference (--bound)"
+    evidence = "the largest difference, the bound it passes, and on how many positions it was measured"
+
+
 class PackedDiffersError(ConfigError):
     """Documents of one pack change each other in this model with this attention kernel."""
 

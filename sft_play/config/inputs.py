@@ -25,6 +25,9 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "eval": ("RUN", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
+    "merge": ("RUN", "MODEL", "ADAPTER", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
+    "export": ("RUN", "MODEL", "ADAPTER", "FORMAT", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
+    "push": ("RUN", "REPO", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "report": ("RUN", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "compare": ("RUNS", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "runs": ("RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
@@ -42,7 +45,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
 
 COMMAND_INPUTS = (
     "CONFIG", "ARGS", "KEY", "HARDWARE", "RUN", "RUNS", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS",
-    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE",
+    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE", "FORMAT", "REPO",
 )  # fmt: skip
 """Inputs of all commands, also of those that come later."""
 
