@@ -22,7 +22,7 @@ from table import read_rows, read_run  # noqa: E402
 
 from sft_play.facts.hardware import GIB, parse_hardware  # noqa: E402
 
-PATTERN = "2x128-plain"
+PATTERN = "lora-2x128-plain"
 SOME_CASES = chosen_cases(on_gpu=False, pattern=PATTERN)
 
 

@@ -17,6 +17,7 @@ from tests.tiny import Workplace
 TIMEOUT = 8
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_a_rank_that_is_stopped_is_named_and_all_are_ended(workplace: Workplace, strategy: str) -> None:
     workplace.config["tuning"] = {"mode": "full"}

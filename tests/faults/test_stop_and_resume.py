@@ -152,6 +152,7 @@ def test_another_config_may_not_continue_a_run(slow: Workplace) -> None:
 
 
 @FAULT
+@pytest.mark.fault
 def test_without_a_name_a_changed_learning_rate_is_another_run(workplace: Workplace) -> None:
     workplace.config["run"] = {}
     workplace.write()
@@ -218,6 +219,7 @@ def test_other_data_is_refused(slow: Workplace) -> None:
     assert "of another run: data_fingerprint" in done.error_lines[0]
 
 
+@pytest.mark.fault
 def test_the_metrics_of_a_resumed_run_hold_every_step_once(slow: Workplace) -> None:
     process = slow.start("train", CONFIG="tiny.yaml")
     wait_for(process, "step  7/12")
@@ -229,6 +231,7 @@ def test_the_metrics_of_a_resumed_run_hold_every_step_once(slow: Workplace) -> N
     assert [one["step"] for one in map(json.loads, lines) if one["event"] == "train"] == list(range(1, 13))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )

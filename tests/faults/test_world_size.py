@@ -24,7 +24,9 @@ def run(workplace: Workplace, name: str, ranks: int, *words: str) -> Outcome:
     return Outcome(workplace.path / "runs" / name)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.fault)])
+@pytest.mark.parametrize(
+    ("before", "after"), [pytest.param(1, 2, marks=pytest.mark.fault), pytest.param(2, 1, marks=pytest.mark.fault)]
+)
 def test_the_sequence_of_global_batches_is_kept(workplace: Workplace, before: int, after: int) -> None:
     """Epochs end in the middle of the run; the losses of other rows are far apart."""
     make_rows(workplace.path / "train.jsonl", 44)
