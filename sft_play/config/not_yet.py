@@ -34,19 +34,7 @@ class NotYet:
         return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
 
 
-_WHOLE_KEYS = (
-    "tuning.quantization.storage",
-    "train.label_smoothing", "train.activation_offloading", "train.torch_compile",
-    "train.group_by_length",
-)  # fmt: skip
-
-NOT_YET: tuple[NotYet, ...] = (
-    NotYet(key="model.attention", values=("flash_attention_3", "flex_attention")),
-    NotYet(key="model.kernels", values=("liger", "hub")),
-    NotYet(key="tuning.backend", values=("unsloth",)),
-    NotYet(key="train.loss", values=("full", "fused")),
-    *(NotYet(key=key) for key in _WHOLE_KEYS),
-)
+NOT_YET: tuple[NotYet, ...] = (NotYet(key="tuning.backend", values=("unsloth",)),)
 
 
 def unavailable(resolved: Resolved) -> tuple[NotAvailableError, ...]:

@@ -68,9 +68,10 @@ class ModelSection(Section):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Type of the base's weights. `auto`: 16 bits under an adapter; fp32 for full fine-tuning, which takes no other."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] = "auto"
-    """Attention kernel. `auto`: torch's own (sdpa); flash_attention_2 needs its package."""
+    """Attention kernel. `auto`: torch's own (sdpa); flash_attention_2 and 3 need their package, 3 a Hopper GPU."""
     kernels: Literal["auto", "none", "liger", "hub"] = "auto"
-    """Library of fused loss and norm kernels."""
+    """Library of fused kernels for norms, rotary embedding and MLP. `auto`: liger where it is installed for the GPU and
+    knows the architecture, else none; `hub`: kernels of the hub through the `kernels` package."""
     chat_template: str | None = None
     """Chat template: a file, or a built-in name; by default the tokenizer's own."""
     trust_remote_code: bool = False
@@ -209,6 +210,8 @@ class TrainSection(Section):
     """bf16 mixed precision; `auto`: where the device has it and fp16 is not asked for."""
     fp16: bool = False
     """fp16 mixed precision with loss scaling, for GPUs without bf16."""
+    fp8: bool = False
+    """Matrix products of full fine-tuning in fp8, on GPUs that have it (Ada, Hopper and later); needs torchao."""
     tf32: bool | Auto = "auto"
     """TF32 matrix products for fp32 work on NVIDIA GPUs that have it; `auto` leaves torch's default."""
     optim: Literal[
@@ -233,9 +236,10 @@ class TrainSection(Section):
     max_grad_norm: NonNegative = 1.0
     """Clip the gradients' global norm to this; 0 switches clipping off."""
     loss: Literal["auto", "full", "chunked", "fused"] = "auto"
-    """How the loss holds its logits: all at once, in chunks, or inside a fused kernel. `auto`: in chunks."""
+    """How the loss holds its logits: all at once, a tile at a time, or so in Triton kernels (`fused`, on a GPU).
+    `auto`: fused on a GPU that has Triton, chunked elsewhere; full under `label_smoothing`."""
     label_smoothing: Share = 0.0
-    """Share of the target probability spread over the vocabulary."""
+    """Share of the target probability spread over the vocabulary while training; evaluation losses stay plain."""
     neftune_noise_alpha: Positive | None = None
     """Noise on the embeddings while training (NEFTune)."""
     on_spike: Literal["warn", "skip"] = "warn"
@@ -245,11 +249,11 @@ class TrainSection(Section):
     gradient_checkpointing: bool | Auto = "auto"
     """Keep one activation a layer and recompute the rest; saves memory, costs about a third more time."""
     activation_offloading: bool = False
-    """Keep stored activations in host memory."""
+    """Keep stored activations in host memory until the backward pass needs them; needs a GPU."""
     torch_compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the decoder layers with torch.compile; the first steps take longer."""
     group_by_length: bool = False
-    """Put rows of like length into one batch, which saves padding and loosens the shuffle."""
+    """Put rows of like length into one optimizer step, which saves padding and loosens the shuffle."""
     ddp_find_unused_parameters: bool = False
     """DDP looks for parameters without a gradient in every step."""
     ddp_bucket_cap_mb: Count | None = None

@@ -9,7 +9,7 @@ import difflib
 import functools
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ GPU_CATALOG = Path(__file__).parent / "catalog" / "gpus.json"
 # One direction, what a copy reaches: 16 lanes of the generation, less protocol. NVIDIA's bandwidthTest on such hosts.
 PCIE_BYTES_PER_SECOND = {3: 12e9, 4: 24e9, 5: 48e9}
 DEFAULT_NETWORK_BYTES_PER_SECOND = 1.1e9  # 10 GbE, where nothing better is known
+
+
+# Imports of packages that hold kernels for GPUs.
+KERNEL_PACKAGES = ("triton", "liger_kernel", "kernels", "flash_attn", "flash_attn_interface", "torchao")
 
 
 class LinkKind(StrEnum):
@@ -44,6 +48,7 @@ class Gpu:
         bf16: whether bf16 runs on its tensor cores.
         uuid: what CUDA_VISIBLE_DEVICES takes for it; of an AMD card its number, for HIP takes nothing else.
         amd: found through AMD's tools.
+        packages: of KERNEL_PACKAGES those that are installed beside it; None for a described card.
     """
 
     name: str
@@ -61,6 +66,7 @@ class Gpu:
     used_bytes: int = 0
     mig: bool = False
     amd: bool = False
+    packages: frozenset[str] | None = field(default=None, compare=False)
 
     @property
     def fp8(self) -> bool:

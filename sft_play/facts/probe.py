@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sft_play.errors import EnvironmentProblem
 from sft_play.facts.amd import AmdAnswer, AmdCard, probe_amd
 from sft_play.facts.hardware import (
     DEFAULT_NETWORK_BYTES_PER_SECOND,
+    KERNEL_PACKAGES,
     PCIE_BYTES_PER_SECOND,
     Gpu,
     Hardware,
@@ -52,8 +54,9 @@ def probe_hardware(*, environment: Mapping[str, str] | None = None, nvml: Any = 
         # NVML has nothing to say of a machine whose cards are AMD's.
         notes = amd_notes if answer.cards else (*notes, *amd_notes)
     network = gpus[0].network_bytes_per_second if gpus else 0.0
+    installed = frozenset(name for name in KERNEL_PACKAGES if find_spec(name)) if gpus else frozenset()
     return Hardware(
-        gpus=gpus,
+        gpus=tuple(replace(gpu, packages=installed) for gpu in gpus),
         link=kind,
         link_bytes_per_second=speed,
         network_bytes_per_second=network or DEFAULT_NETWORK_BYTES_PER_SECOND,

@@ -11,8 +11,9 @@ from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import GIB, Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.communication import gloo_warning, why_no_device
-from sft_play.plan.derive import batch_request, choose_attention, choose_optimizer, longest_row, settings_variants
+from sft_play.plan.derive import batch_request, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.evaluation import Evaluation, EvaluationInputs, Mode, decide_evaluation
+from sft_play.plan.fast import choose_attention, choose_kernels, choose_loss, speed_reasons
 from sft_play.plan.memory import estimate
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
@@ -60,6 +61,8 @@ class Plan:
         predicted: allocated_bytes, device_bytes (at the longest rows); tokens_per_second (0 where unknown) and
             step_seconds (at rows as they are, where those are known); flops_per_token and peak_flops_per_second (of
             all GPUs), which MFU is made of, 0 where unknown.
+        loss, kernels: how the loss holds its logits (`full`, `chunked`, `fused`), and the library of fused layers
+            (`none`, `liger`, `hub`).
         mfu_formula: what flops_per_token counts, in words; empty where unknown.
     """
 
@@ -87,6 +90,8 @@ class Plan:
     evaluation_reason: str = ""
     eval_batch: int = 1
     mfu_formula: str = ""
+    loss: str = "chunked"
+    kernels: str = "none"
     predicted: dict[str, float]
     reasons: tuple[str, ...]
 
@@ -99,7 +104,7 @@ def choose(inputs: PlanInputs) -> Choice:
             layout of those to choose from can run.
     """
     config = inputs.config
-    variants = settings_variants(config, inputs.gpu, inputs.data)
+    variants = settings_variants(config, inputs.gpu, inputs.data, inputs.facts.model_type)
     inputs = replace(inputs, only=able_here(inputs))
     refused = [why_impossible(inputs.facts, variants[0], inputs.hardware, layout) for layout in inputs.only]
     if inputs.only and all(refused):
@@ -187,6 +192,8 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
             "flops_per_token": speed.model_flops_per_token if speed else 0.0,
             "peak_flops_per_second": settings.gpus * min(one.flops for one in inputs.hardware.gpus) if speed else 0.0,
         },
+        loss=choose_loss(config, gpu)[0],
+        kernels=choose_kernels(config, gpu, inputs.facts.model_type)[0],
         mfu_formula=speed.formula if speed else "",
         reasons=(*reasons(inputs, candidate), f"evaluation {evaluation.mode}: {evaluation.reason}"),
     )
@@ -244,7 +251,9 @@ def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
         choose_dtype(config, inputs.gpu)[1],
         choose_autocast(config, inputs.gpu)[1],
         f"gradient checkpointing {'on' if on else 'off'}: {checkpointing}",
-        "loss in chunks: logits are never held whole",
+        choose_loss(config, inputs.gpu)[1],
+        choose_kernels(config, inputs.gpu, inputs.facts.model_type)[1],
+        *speed_reasons(config),
         f"attention {choose_attention(config, inputs.gpu)}{_packed_attention(candidate)}",
         *([f"warning: {slow}"] if slow else []),
     )

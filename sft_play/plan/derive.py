@@ -9,8 +9,9 @@ from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Gpu
 from sft_play.plan.evaluation import evaluates
+from sft_play.plan.fast import choose_attention, planned_kernels, planned_loss, refuse_without_device
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
-from sft_play.plan.settings import Attention, Checkpointing, Loss, Method, Optimizer, Settings
+from sft_play.plan.settings import Attention, Checkpointing, Method, Optimizer, Settings
 from sft_play.plan.strategy import BatchRequest
 
 OPTIMIZERS = {
@@ -33,8 +34,13 @@ ATTENTION = {
 }
 
 
-def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -> tuple[Settings, ...]:
+def settings_variants(
+    config: Config, gpu: Gpu | None, data: DataFacts | None, model_type: str = ""
+) -> tuple[Settings, ...]:
     """The run's settings but for batch and placement; under `gradient_checkpointing: auto` one without, one with.
+
+    Args:
+        model_type: the architecture, for kernels that know some only.
 
     Raises:
         ConfigError: the device lacks a precision, kernel or optimizer that the config asks for.
@@ -54,7 +60,11 @@ def settings_variants(config: Config, gpu: Gpu | None, data: DataFacts | None) -
         optimizer=OPTIMIZERS[optimizer],
         foreach=optimizer == "adamw_torch" and gpu is not None,
         attention=ATTENTION[choose_attention(config, gpu)],
-        loss=Loss.CHUNKED,
+        loss=planned_loss(config, gpu),
+        kernels=planned_kernels(config, gpu, model_type),
+        compile=config.train.torch_compile,
+        offload_activations=config.train.activation_offloading,
+        by_length=config.train.group_by_length,
         nvme=config.dist.nvme_path is not None,
         fsdp2=True,
         quantize_experts=False,  # stacked expert tensors are no linear layers; bitsandbytes leaves them 16-bit
@@ -70,7 +80,9 @@ def refuse_contradictions(config: Config, gpu: Gpu | None) -> None:
 
     Raises:
         ConfigError: naming the key.
+        EnvironmentProblem: the device or the installation lacks it.
     """
+    refuse_without_device(config, gpu)
     if "lm_head" in config.tuning.lora.target_modules:
         raise ConfigError(
             "the chunked loss multiplies by the head's own weights, so an adapter on lm_head would never be trained",
@@ -145,15 +157,3 @@ def choose_optimizer(config: Config, gpu: Gpu | None) -> str:
     if asked == "auto":
         return "adamw_torch_fused" if gpu else "adamw_torch"
     return asked
-
-
-def choose_attention(config: Config, gpu: Gpu | None) -> str:
-    """The attention kernel by transformers' name; `auto` is torch's own, exact and always there.
-
-    Raises:
-        ConfigError: a flash kernel without a GPU.
-    """
-    asked = config.model.attention
-    if asked.startswith("flash") and gpu is None:
-        raise ConfigError(f"{asked} needs a GPU", where="model.attention", fix="use sdpa or auto")
-    return "sdpa" if asked == "auto" else asked

@@ -7,6 +7,7 @@ row's own tokens, not its padding.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from sft_play.facts.data import SplitFacts
@@ -14,6 +15,9 @@ from sft_play.facts.hardware import Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.settings import Settings
 from sft_play.plan.speed import Speed, estimate_speed
+
+# Optimizer steps that `train.group_by_length` sorts together: more saves more padding and shuffles less.
+SORTED_STEPS = 50
 
 
 def mean_length(split: SplitFacts) -> float:
@@ -34,6 +38,30 @@ def expected_longest(split: SplitFacts, rows: int) -> float:
     return max(expected, mean_length(split))
 
 
+def sorted_steps(rows: int, step_rows: int) -> int:
+    """Optimizer steps whose rows `train.group_by_length` sorts at a time: at least a quarter of an epoch is apart."""
+    return max(1, min(SORTED_STEPS, rows // (4 * step_rows)))
+
+
+def expected_longest_by_length(split: SplitFacts, micro_batch: int, step_rows: int) -> float:
+    """Expected tokens that a micro-batch is padded to where rows are sorted over several steps.
+
+    The rows of a window are cut into micro-batches by their length, so each ends at a quantile of the lengths: the
+    mean of those quantiles, rows lying evenly within a bar of the histogram, and all of it brought to the known mean.
+    """
+    cuts = max(1, sorted_steps(split.rows_kept, step_rows) * step_rows // micro_batch)
+    total, below, shortest, expected, middle = max(1, split.rows_kept), 0, 0, 0.0, 0.0
+    for bar, count in split.histogram:
+        length = min(bar, split.longest)
+        start, end = below / total * cuts, (below + count) / total * cuts
+        first, last = math.floor(start + 1e-9), math.floor(end + 1e-9)
+        places = (last - first) * ((first + 1 + last) / 2 - start)
+        expected += (last - first) * shortest + places / max(end - start, 1e-9) * (length - shortest)
+        middle += count * (shortest + length) / 2 / total
+        below, shortest = below + count, length
+    return max(expected / cuts / max(middle, 1e-9), 1.0) * mean_length(split)
+
+
 def speed_on_rows(facts: ModelFacts, settings: Settings, hardware: Hardware, split: SplitFacts | None) -> Speed | None:
     """Speed on the rows of a split: time of padded micro-batches, tokens of the rows themselves.
 
@@ -44,7 +72,12 @@ def speed_on_rows(facts: ModelFacts, settings: Settings, hardware: Hardware, spl
     """
     if split is None:
         return estimate_speed(facts, settings, hardware)
-    expected = settings.seq_len if settings.packed else expected_longest(split, settings.micro_batch)
+    if settings.packed:
+        expected: float = settings.seq_len
+    elif settings.by_length:
+        expected = expected_longest_by_length(split, settings.micro_batch, settings.global_batch)
+    else:
+        expected = expected_longest(split, settings.micro_batch)
     padded = max(1, round(min(expected, settings.seq_len)))
     found = estimate_speed(facts, replace(settings, seq_len=padded), hardware)
     if found is None:

@@ -145,7 +145,7 @@ def scaling(inputs: PlanInputs) -> tuple[Scaling, ...]:
 
 
 def _best_on(inputs: PlanInputs, machine: Hardware) -> Candidate | None:
-    variants = settings_variants(inputs.config, inputs.gpu, inputs.data)
+    variants = settings_variants(inputs.config, inputs.gpu, inputs.data, inputs.facts.model_type)
     rows = inputs.data.splits["train"] if inputs.data else None
     request = BatchRequest(global_batch=inputs.config.train.global_batch_size, rows=rows)
     try:

@@ -105,6 +105,7 @@ class Settings:
     Attributes:
         micro_batch, seq_len: rows (or packs) a GPU holds in one forward pass, and their length in tokens.
         padded: rows differ in length, so that a micro-batch of several is padded to its longest.
+        by_length: the rows of an optimizer step are of like length.
         packed: a sequence is several documents, told apart by their positions.
         flattened: packs of a micro-batch lie in one row, as varlen kernels need it; else in a row each.
         grad_accum: micro-batches an optimizer step; above 1 the gradients live through every forward pass.
@@ -135,6 +136,7 @@ class Settings:
     seq_len: int
     padded: bool = False
     packed: bool = False
+    by_length: bool = False
     flattened: bool = False
     grad_accum: int = 1
     param_dtype: Dtype = Dtype.BF16

@@ -24,6 +24,7 @@ ORDER = (
 )  # fmt: skip
 # Where every rank, or the one process, keeps the optimizer state of whole weights.
 _WHOLE_STATE = frozenset({Placement.SINGLE, Placement.DDP, Placement.LAYER_SPLIT})
+_COMPILES = frozenset({Placement.SINGLE, Placement.DDP, Placement.FSDP, Placement.HSDP})
 _DEEPSPEED = frozenset({Placement.ZERO1, Placement.ZERO2, Placement.ZERO3})
 
 
@@ -148,6 +149,8 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
         return "needs GPUs"
     if base.optimizer is Optimizer.ADAFACTOR and placement not in _WHOLE_STATE:
         return "shards the optimizer, and adafactor's factors are made from whole weights: take an AdamW"
+    if why := _why_not_fast(base, layout):
+        return why
     if placement in {Placement.FSDP, Placement.HSDP} and layout.offload is not Offload.NONE and not hardware.gpus:
         return "needs a GPU: torch offloads from one, and everything is in host memory already"
     if placement in {Placement.ZERO2, Placement.ZERO3} and layout.offload is not Offload.NONE:
@@ -160,6 +163,15 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
         return _why_no_tensor_parallel(facts, base, hardware)
     if placement is Placement.LAYER_SPLIT and (hardware.nodes > 1 or facts.num_layers < ranks):
         return "needs one machine with no more GPUs than layers"
+    return ""
+
+
+def _why_not_fast(base: Settings, layout: Layout) -> str:
+    """Placements that compiled layers and offloaded activations are not made for."""
+    if base.compile and layout.placement not in _COMPILES:
+        return "hooks its layers where torch.compile cannot follow"
+    if base.offload_activations and layout.placement is Placement.LAYER_SPLIT:
+        return "spreads activations over the GPUs, and offloading follows one"
     return ""
 
 

@@ -18,6 +18,8 @@ from sft_play.config.schema import Config, TuningMode
 from sft_play.errors import AppliedDiffersError
 from sft_play.plan.build import Plan
 from sft_play.runtime.communication import apply_communication
+from sft_play.runtime.compiling import compiled_layers, decoder_layers
+from sft_play.runtime.fused import applied_kernels, applied_loss, fp8_layers
 from sft_play.runtime.model import DTYPES
 from sft_play.runtime.trainer import SftPlayTrainer
 
@@ -84,6 +86,7 @@ def check_wrapped(trainer: SftPlayTrainer, config: Config, plan: Plan) -> dict[s
     """
     wrapped = trainer.model_wrapped
     wrong, shards = _CHECKS[plan.strategy](wrapped, plan)
+    wrong += _fast(trainer, config, plan)
     trained = [weight for weight in wrapped.parameters() if weight.requires_grad]
     wanted = DTYPES[plan.dtype] if config.tuning.mode is TuningMode.FULL else torch.float32
     wrong += _difference("trained weights", {wanted}, {weight.dtype for weight in trained})
@@ -95,6 +98,21 @@ def check_wrapped(trainer: SftPlayTrainer, config: Config, plan: Plan) -> dict[s
         "shards": shards,
         "trained_numbers_here": sum(_local(weight) for weight in trained),
     }
+
+
+def _fast(trainer: SftPlayTrainer, config: Config, plan: Plan) -> list[str]:
+    """Attention, loss, kernels, compiled layers, fp8 and offloading, as the model has them when training begins."""
+    model, train = trainer.model, config.train
+    offloads = type(trainer.maybe_activation_offload_context).__name__ == "OffloadActivations"
+    layers = sum(1 for _ in decoder_layers(model))
+    return [
+        *_difference("attention", plan.attention, model.config.get_text_config()._attn_implementation),
+        *_difference("loss", plan.loss, applied_loss(model)),
+        *_difference("kernels", plan.kernels, applied_kernels(model)),
+        *_difference("compiled layers", layers if train.torch_compile else 0, compiled_layers(model)),
+        *_difference("fp8 layers", train.fp8, bool(fp8_layers(model))),
+        *_difference("activation offloading", train.activation_offloading, offloads),
+    ]
 
 
 def _plain(wrapped: Any, plan: Plan) -> tuple[list[str], int]:

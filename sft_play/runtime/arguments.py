@@ -13,6 +13,7 @@ from sft_play.config.schema import Config, TuningMode
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
 from sft_play.runtime.dist import timeout_seconds
+from sft_play.runtime.fused import LIGER_LAYERS
 from sft_play.runtime.model import DTYPES
 from sft_play.runtime.trackers import PROJECT
 
@@ -70,6 +71,9 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         max_grad_norm=train.max_grad_norm,
         neftune_noise_alpha=train.neftune_noise_alpha,
         gradient_checkpointing=plan.gradient_checkpointing,
+        activation_offloading=train.activation_offloading,
+        use_liger_kernel=plan.kernels == "liger",
+        liger_kernel_config=LIGER_LAYERS if plan.kernels == "liger" else None,
         dataloader_num_workers=1 if config.data.streaming else train.dataloader_num_workers,
         dataloader_pin_memory=plan.pin_memory,
         dataloader_persistent_workers=train.dataloader_persistent_workers,

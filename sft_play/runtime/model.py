@@ -36,6 +36,7 @@ def load_model(config: Config, plan: Plan, path: Path, ranks: Ranks) -> PreTrain
         dtype=DTYPES[plan.dtype],
         attn_implementation=plan.attention,
         quantization_config=quantization(config, plan),
+        **({"use_kernels": True} if plan.kernels == "hub" else {}),
         **placement(plan, ranks),
         trust_remote_code=config.model.trust_remote_code,
         output_loading_info=True,
@@ -90,8 +91,18 @@ def quantization(config: Config, plan: Plan) -> BitsAndBytesConfig | None:
         bnb_4bit_use_double_quant=config.tuning.quantization.double,
         bnb_4bit_compute_dtype=DTYPES[plan.autocast],
         # FSDP2 leaves bytes whole on every rank; packed into the type of the other weights they are sharded too.
-        bnb_4bit_quant_storage=DTYPES[plan.dtype] if plan.strategy in SHARDS_WEIGHTS else torch.uint8,
+        bnb_4bit_quant_storage=storage(config, plan),
     )
+
+
+def storage(config: Config, plan: Plan) -> torch.dtype:
+    """The type that packed 4-bit values rest in."""
+    asked = config.tuning.quantization.storage
+    if asked == "uint8":
+        return torch.uint8
+    if asked != "auto":
+        return DTYPES[asked]
+    return DTYPES[plan.dtype] if plan.strategy in SHARDS_WEIGHTS else torch.uint8
 
 
 def load_tokenizer(

@@ -21,6 +21,7 @@ from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import append_event
 from sft_play.runtime.adapters import train_in_fp32
 from sft_play.runtime.arguments import sharded_precision
+from sft_play.runtime.by_length import sampler_by_length
 from sft_play.runtime.callbacks import full_name
 from sft_play.runtime.collate import LENGTHS, REAL_TOKENS, PackCollator
 from sft_play.runtime.dist import Ranks
@@ -28,9 +29,11 @@ from sft_play.runtime.evaluate import row_sums
 from sft_play.runtime.evaluation import TrainingEvaluation, timed_losses
 from sft_play.runtime.finite import Finite, poisoned
 from sft_play.runtime.fitting import Fitting
+from sft_play.runtime.fused import set_loss
 from sft_play.runtime.gather import gather_weights, scatter_weights, write_weights
 from sft_play.runtime.job import SOURCE, Job
 from sft_play.runtime.meter import Totals
+from sft_play.runtime.paged import page_again
 from sft_play.runtime.room import bytes_of_next, check_room, half_dropped
 from sft_play.runtime.rows import ROW, KeepNumbers, SilentWhereEmpty, filled, numbered, repeat_no_row, silent_row
 from sft_play.runtime.settling import Settling
@@ -60,6 +63,7 @@ class SftPlayTrainer(SFTTrainer):
         self.settling = Settling(run)
         self.loaded_step: int | None = None
         self.keeps_shards = self.skips_spikes = False
+        self.step_rows_by_length = 0
         self.finite, self.meter = Finite(), meter_of(callbacks)
         self.evaluation: TrainingEvaluation  # given once the trainer is built
         alone = self.accelerator.num_processes == 1 and not self.is_deepspeed_enabled
@@ -70,6 +74,13 @@ class SftPlayTrainer(SFTTrainer):
 
     def get_train_dataloader(self) -> Any:
         return repeat_no_row(super().get_train_dataloader())
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Upstream's random order, or rows of like length; the sampler upstream has for that cannot be resumed."""
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        if not self.step_rows_by_length:
+            return super()._get_train_sampler(rows)
+        return sampler_by_length(rows, self.step_rows_by_length, self.args.seed)
 
     def get_batch_samples(self, *items: Any) -> Any:
         """A step's batches. Opening a stream draws random numbers, and a run that goes on opens it later than the
@@ -213,6 +224,8 @@ class SftPlayTrainer(SFTTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not self.keeps_shards:
             super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint is not None:
+                page_again(getattr(self.optimizer, "optimizer", self.optimizer))
             return
         load_optimizer_shard(self.optimizer.optimizer, Path(checkpoint), self.args.process_index)
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER, weights_only=True))
@@ -233,6 +246,9 @@ def build_trainer(
         processing_class=tokenizer,
         callbacks=callbacks,
     )
+    train = job.config.train
+    set_loss(trainer.model, job.plan, train.label_smoothing)
+    trainer.step_rows_by_length = job.plan.global_batch if train.group_by_length else 0
     flat = job.plan.attention.startswith("flash")
     collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
     trainer.data_collator = SilentWhereEmpty(KeepNumbers(collator), silent_row(job.first_rows(rows)))

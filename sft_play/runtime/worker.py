@@ -36,8 +36,10 @@ from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.arguments import build_arguments
 from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
+from sft_play.runtime.compiling import compile_layers
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
 from sft_play.runtime.fallback import LossesOnlyCallback
+from sft_play.runtime.fused import use_fp8
 from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
 from sft_play.runtime.meter import totals_of
@@ -66,6 +68,10 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     model = load_model(config, plan, job.model_path, ranks)
     if config.tuning.mode is not TuningMode.FULL:
         model = add_adapter(model, config)
+    if config.train.fp8:
+        use_fp8(model)
+    if config.train.torch_compile:
+        compile_layers(model)
     tokenizer = load_tokenizer(
         job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
     )

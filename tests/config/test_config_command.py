@@ -42,7 +42,7 @@ def test_every_value_stands_with_its_origin(capsys: pytest.CaptureFixture[str]) 
     assert rows["train.learning_rate"] == ["1e-4", "x.yaml:3 as lr"]
     assert rows["train.epochs"] == ["1", "default"]
     assert rows["dist.strategy"] == ["ddp", "x.yaml:6"]
-    assert "1 from the environment, 5 from the file, 117 defaults" in out
+    assert "1 from the environment, 5 from the file, 118 defaults" in out
     assert err == "note: x.yaml:3: lr is an old name of train.learning_rate, and was taken as that\n"
     assert "\x1b" not in out
 
@@ -97,11 +97,11 @@ def test_without_a_config_a_key_is_still_explained(capsys: pytest.CaptureFixture
 
 
 def test_what_is_not_available_yet_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    environ = {"CONFIG": "x.yaml", "TRAIN_TORCH_COMPILE": "true"}
+    environ = {"CONFIG": "x.yaml", "TUNING_BACKEND": "unsloth"}
     main([], environ)
-    assert _rows(capsys.readouterr().out)["train.torch_compile"][1].endswith("[not available yet]")
+    assert _rows(capsys.readouterr().out)["tuning.backend"][1].endswith("[not available yet]")
     main(["--json"], environ)
-    assert not json.loads(capsys.readouterr().out)["values"]["train.torch_compile"]["available"]
+    assert not json.loads(capsys.readouterr().out)["values"]["tuning.backend"]["available"]
 
 
 def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:

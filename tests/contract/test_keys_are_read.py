@@ -13,7 +13,6 @@ from tests.tiny import ROOT
 # Keys that no code outside the config reads, and why that is right.
 NOT_READ = {
     "run.strict_env": "resolve itself turns slips into errors under it",
-    "train.loss": "auto is chunked until another can be chosen; the others are refused",
 }
 REFUSED_WHOLE = {entry.key for entry in NOT_YET if not entry.values}
 

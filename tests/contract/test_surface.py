@@ -31,6 +31,7 @@ OVERRIDDEN = {
     "__init__", "get_train_dataloader", "get_batch_samples", "training_step", "_get_grad_norm", "prediction_step",
     "evaluation_loop", "_save_checkpoint", "save_model", "_load_from_checkpoint", "_save_optimizer_and_scheduler",
     "_load_optimizer_and_scheduler", "compute_loss", "_set_signature_columns_if_needed", "_determine_best_metric",
+    "_get_train_sampler",
 }  # fmt: skip
 
 
