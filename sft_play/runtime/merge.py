@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_play.errors import DiskFullError, ModelError
 from sft_play.record.digests import sha256
-from sft_play.record.manifest import NAME, read_manifest, sync_folder, write_manifest
+from sft_play.record.manifest import NAME, sync_folder, write_manifest
 from sft_play.report.read import read_object
 from sft_play.runtime.adapter_file import WEIGHTS, Adapter, read_adapter
 from sft_play.runtime.model import DTYPES
@@ -115,12 +115,12 @@ def refuse_base(base: Path) -> None:
         raise ModelError(what, where=str(base / "config.json"), fix="name its 16-bit original with MODEL=")
 
 
-def is_merged_from(folder: Path, adapter: Path, dtype: str | None) -> bool:
-    """Whether a folder is what a merge of this adapter, in this type, has written."""
+def is_merged_from(folder: Path, adapter: Path) -> bool:
+    """Whether a folder is what a merge of this adapter has written."""
     if not (folder / NAME).is_file():
         return False
-    about = read_manifest(folder).get(MERGED) or {}
-    return about.get("adapter") == sha256(adapter / WEIGHTS) and about.get("dtype") == dtype
+    about = read_object(folder / NAME).get(MERGED) or {}
+    return bool(about.get("adapter") == sha256(adapter / WEIGHTS))
 
 
 def refuse_output(output: Path, *, force: bool) -> None:
