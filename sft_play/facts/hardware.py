@@ -24,10 +24,6 @@ PCIE_BYTES_PER_SECOND = {3: 12e9, 4: 24e9, 5: 48e9}
 DEFAULT_NETWORK_BYTES_PER_SECOND = 1.1e9  # 10 GbE, where nothing better is known
 
 
-# Imports of packages that hold kernels for GPUs.
-KERNEL_PACKAGES = ("triton", "liger_kernel", "kernels", "flash_attn", "flash_attn_interface", "torchao")
-
-
 class LinkKind(StrEnum):
     """How the GPUs of one machine reach each other."""
 
@@ -48,7 +44,7 @@ class Gpu:
         bf16: whether bf16 runs on its tensor cores.
         uuid: what CUDA_VISIBLE_DEVICES takes for it; of an AMD card its number, for HIP takes nothing else.
         amd: found through AMD's tools.
-        packages: of KERNEL_PACKAGES those that are installed beside it; None for a described card.
+        packages: `facts.packages` that are installed beside it; None for a described card.
     """
 
     name: str

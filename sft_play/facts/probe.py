@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from sft_play.errors import EnvironmentProblem
 from sft_play.facts.amd import AmdAnswer, AmdCard, probe_amd
 from sft_play.facts.hardware import (
     DEFAULT_NETWORK_BYTES_PER_SECOND,
-    KERNEL_PACKAGES,
     PCIE_BYTES_PER_SECOND,
     Gpu,
     Hardware,
@@ -21,6 +19,7 @@ from sft_play.facts.hardware import (
     find_gpu,
     link_of,
 )
+from sft_play.facts.packages import installed_packages
 
 # One NVLink, one direction, by compute capability's major number: NVLink 2 and 3 25 GB/s, 4 25 GB/s, 5 50 GB/s.
 _NVLINK_BYTES_PER_SECOND = {7: 25e9, 8: 25e9, 9: 25e9, 10: 50e9}
@@ -54,7 +53,7 @@ def probe_hardware(*, environment: Mapping[str, str] | None = None, nvml: Any = 
         # NVML has nothing to say of a machine whose cards are AMD's.
         notes = amd_notes if answer.cards else (*notes, *amd_notes)
     network = gpus[0].network_bytes_per_second if gpus else 0.0
-    installed = frozenset(name for name in KERNEL_PACKAGES if find_spec(name)) if gpus else frozenset()
+    installed = installed_packages() if gpus else frozenset()
     return Hardware(
         gpus=tuple(replace(gpu, packages=installed) for gpu in gpus),
         link=kind,

@@ -13,7 +13,7 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.communication import gloo_warning, why_no_device
 from sft_play.plan.derive import batch_request, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.evaluation import Evaluation, EvaluationInputs, Mode, decide_evaluation
-from sft_play.plan.fast import choose_attention, choose_kernels, choose_loss, speed_reasons
+from sft_play.plan.fast import choose_attention, choose_kernels, choose_loss, refuse_storage, speed_reasons
 from sft_play.plan.memory import estimate
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
@@ -153,9 +153,11 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
     """A candidate as a plan.
 
     Raises:
-        ConfigError: the best checkpoint is to be chosen by a figure that its evaluations cannot have.
+        ConfigError: the best checkpoint is to be chosen by a figure that its evaluations cannot have; 4-bit values are
+            stored in a type that this strategy cannot shard.
     """
     config, gpu, settings = inputs.config, inputs.gpu, candidate.settings
+    refuse_storage(config, settings)
     evaluation = evaluation_of(inputs, candidate)
     memory = estimate(inputs.facts, evaluation.settings)
     pin = config.train.dataloader_pin_memory

@@ -9,7 +9,8 @@ from sft_play.config.schema import Config
 from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import Gpu
 from sft_play.plan.precision import choose_autocast, name_of
-from sft_play.plan.settings import Dtype, Kernels, Loss
+from sft_play.plan.settings import Dtype, Kernels, Loss, Method, Settings
+from sft_play.plan.sharding import shards_weights
 
 # Compute capability of the first GPUs with what FlashAttention-2 and bf16 kernels need (Ampere), and of the only ones
 # that FlashAttention-3 is written for (Hopper).
@@ -31,11 +32,12 @@ PACKAGES = {
     "fused": "triton",
     "fp8": "torchao",
 }
+# What to install for it; the range of `kernels` is transformers' own (5.23, KERNELS_MIN_VERSION).
 INSTALL = {
     "flash_attention_2": "flash-attn",
     "flash_attention_3": "flash-attn-3",
     "liger": "liger-kernel",
-    "hub": "kernels",
+    "hub": "kernels>=0.18.2,<0.19",
     "fused": "triton",
     "fp8": "torchao",
 }
@@ -167,6 +169,22 @@ def refuse_without_device(config: Config, gpu: Gpu | None) -> None:
         what = f"{name_of(gpu)} has no fp8 units"
         raise EnvironmentProblem(what, where="train.fp8", fix="remove it: bf16 is the fastest there")
     need_package(gpu, "fp8", "train.fp8")
+
+
+def refuse_storage(config: Config, settings: Settings) -> None:
+    """Sharding flattens all weights of a layer together, so packed 4-bit values need the type of the others.
+
+    Raises:
+        ConfigError: they have another.
+    """
+    asked, own = config.tuning.quantization.storage, settings.param_dtype.value
+    if settings.method is not Method.QLORA or asked == "auto" or not shards_weights(settings) or asked == own:
+        return
+    raise ConfigError(
+        f"{settings.placement.value} shards 4-bit values beside {own} weights and cannot where they lie in {asked}",
+        where="tuning.quantization.storage",
+        fix=f"leave it at auto, or use {own}",
+    )
 
 
 def speed_reasons(config: Config) -> tuple[str, ...]:

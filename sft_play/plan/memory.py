@@ -14,7 +14,7 @@ from sft_play.plan import allocator, state
 from sft_play.plan.dora import weight_norm_bytes
 from sft_play.plan.evaluation_memory import evaluation_terms, generation_terms
 from sft_play.plan.nvme import disk_bytes, pinned_bytes
-from sft_play.plan.settings import Checkpointing, Method, Offload, Placement, Settings
+from sft_play.plan.settings import Method, Offload, Placement, Settings
 from sft_play.plan.sharding import divisors, shards_weights
 from sft_play.plan.terms import Phase, Term, terms, total_bytes
 
@@ -185,8 +185,8 @@ def host_bytes(facts: ModelFacts, settings: Settings) -> float:
     if settings.offload is Offload.PARAMS and not settings.nvme:
         weights = state.decoder_weight_bytes(facts, settings) + state.outer_weight_bytes(facts, settings)
         held += weights / d.weights
-    if settings.offload_activations and settings.checkpointing is Checkpointing.FULL:
-        held += facts.num_layers * settings.tokens * facts.hidden_size * act.stream_bytes(facts, settings)
+    if settings.offload_activations:
+        held += act.stored_bytes(facts, replace(settings, offload_activations=False))
     return held
 
 

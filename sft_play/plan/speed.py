@@ -5,12 +5,18 @@ The formula stands beside every MFU: `Speed.formula`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sft_play.facts.hardware import Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan import rates, state
-from sft_play.plan.activations import autocasts_weights, inside_bytes, masked_positions, stream_bytes
+from sft_play.plan.activations import (
+    autocasts_weights,
+    inside_bytes,
+    masked_positions,
+    stored_bytes,
+    stream_bytes,
+)
 from sft_play.plan.dora import output_traffic, weight_norm_seconds
 from sft_play.plan.kernels import LOSS_COSTS
 from sft_play.plan.links import exposed_seconds, host_link, tensor_parallel_ranks
@@ -56,6 +62,7 @@ def estimate_speed(facts: ModelFacts, settings: Settings, hardware: Hardware) ->
     parts = _step_parts(facts, settings, gpu)
     compute = sum(parts.values())
     parts["communication not hidden"] = exposed_seconds(facts, settings, hardware, compute)
+    parts["activation transfers"] = activation_transfer_seconds(facts, settings, gpu, compute)
     parts["optimizer step"] = optimizer_seconds(facts, settings, gpu)
     parts["NVMe"] = nvme_seconds(facts, settings, hardware)
     seconds = sum(parts.values())
@@ -219,6 +226,14 @@ def dequantise_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float
     passes = 2 + (settings.checkpointing is Checkpointing.FULL)
     moved = state.quantized_weights(facts, settings) * rates.DEQUANTISE_TRAFFIC * passes
     return moved / (gpu.bandwidth * efficiency_of(gpu).bandwidth)
+
+
+def activation_transfer_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu, compute: float) -> float:
+    """Seconds of a step that offloaded activations need on their way out and back beyond the work beside it."""
+    if not settings.offload_activations:
+        return 0.0
+    kept = stored_bytes(facts, replace(settings, offload_activations=False))
+    return max(0.0, 2 * settings.grad_accum * kept / host_link(gpu) - rates.OVERLAP * compute)
 
 
 def launch_seconds(facts: ModelFacts, settings: Settings, compute: float) -> float:

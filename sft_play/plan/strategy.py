@@ -24,6 +24,7 @@ ORDER = (
 )  # fmt: skip
 # Where every rank, or the one process, keeps the optimizer state of whole weights.
 _WHOLE_STATE = frozenset({Placement.SINGLE, Placement.DDP, Placement.LAYER_SPLIT})
+_BITSANDBYTES = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW, Optimizer.PAGED_ADAMW_8BIT})
 _COMPILES = frozenset({Placement.SINGLE, Placement.DDP, Placement.FSDP, Placement.HSDP})
 _DEEPSPEED = frozenset({Placement.ZERO1, Placement.ZERO2, Placement.ZERO3})
 
@@ -149,6 +150,8 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
         return "needs GPUs"
     if base.optimizer is Optimizer.ADAFACTOR and placement not in _WHOLE_STATE:
         return "shards the optimizer, and adafactor's factors are made from whole weights: take an AdamW"
+    if base.optimizer in _BITSANDBYTES and placement in {Placement.FSDP, Placement.HSDP, Placement.TP}:
+        return "keeps weights as sharded tensors, which bitsandbytes' optimizers cannot step: take an AdamW of torch"
     if why := _why_not_fast(base, layout):
         return why
     if placement in {Placement.FSDP, Placement.HSDP} and layout.offload is not Offload.NONE and not hardware.gpus:
