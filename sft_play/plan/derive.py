@@ -63,6 +63,7 @@ def settings_variants(
         loss=planned_loss(config, gpu),
         kernels=planned_kernels(config, gpu, model_type),
         compile=config.train.torch_compile,
+        fp8=config.train.fp8,
         offload_activations=config.train.activation_offloading,
         by_length=config.train.group_by_length,
         nvme=config.dist.nvme_path is not None,

@@ -121,6 +121,7 @@ class Settings:
         loss_upcast: logits become fp32 before the loss (all of transformers from 4.46 on).
         lora_targets: ends of module names, or `("all-linear",)`.
         dora: the adapter trains a magnitude for every output beside its direction.
+        fp8: the decoder's linear layers multiply in fp8, forward and backward.
         gpus: of the whole run; `tensor_parallel` of them share each layer, `sharding_factor` each copy (None: all).
         sequence_parallel: the tensor-parallel ranks also share the tokens between their layers.
         fsdp2: FSDP in torch's second version, whose hooks hold no activations of frozen layers.
@@ -161,6 +162,7 @@ class Settings:
     loss: Loss = Loss.CHUNKED
     kernels: Kernels = Kernels.HF
     compile: bool = False
+    fp8: bool = False
     placement: Placement = Placement.SINGLE
     gpus: int = 1
     tensor_parallel: int = 1

@@ -149,6 +149,8 @@ def matmul_seconds(facts: ModelFacts, settings: Settings, gpu: Gpu) -> float:
     """Seconds a token, large matrix products at the family's efficiency."""
     fill = facts.hidden_size / (facts.hidden_size + rates.SMALL_MATRIX_HIDDEN)
     flops = _linear_flops(facts, settings) + recompute_flops_per_token(facts, settings)
+    if settings.fp8:
+        flops -= (1 - rates.FP8_MATMUL) * max(0.0, flops - 6.0 * facts.hidden_size * facts.vocab_size)
     seconds = flops / (gpu.flops * efficiency_of(gpu).matmul * fill)
     return seconds + _fp32_head_seconds(facts, settings, gpu)
 

@@ -170,9 +170,11 @@ def why_impossible(facts: ModelFacts, base: Settings, hardware: Hardware, layout
 
 
 def _why_not_fast(base: Settings, layout: Layout) -> str:
-    """Placements that compiled layers and offloaded activations are not made for."""
+    """Placements that compiled layers, fp8 and offloaded activations are not made for."""
     if base.compile and layout.placement not in _COMPILES:
         return "hooks its layers where torch.compile cannot follow"
+    if base.fp8 and layout.placement not in _COMPILES:
+        return "places weights in ways that fp8 layers do not know"
     if base.offload_activations and layout.placement is Placement.LAYER_SPLIT:
         return "spreads activations over the GPUs, and offloading follows one"
     return ""

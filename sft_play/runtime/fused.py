@@ -52,10 +52,14 @@ def _home(function: Any) -> str:
     return str(getattr(getattr(function, "__func__", function), "__module__", ""))
 
 
-def use_fp8(model: torch.nn.Module) -> int:
+def use_fp8(model: torch.nn.Module, *, emulate: bool = False) -> int:
     """Let the decoder's linear layers multiply in fp8, scaled by tensor; returns how many do.
 
-    Embedding and head stay as they are; so does a layer whose sides fp8 units cannot take (multiples of 16).
+    Embedding and head stay as they are; so does a layer whose sides fp8 units cannot take (multiples of 16). Tokens
+    are padded to such a multiple.
+
+    Args:
+        emulate: round to fp8 and multiply in fp32, for tests without such units.
     """
     float8 = import_module("torchao.float8")  # no dependency: only who asks for fp8 installs it
 
@@ -64,9 +68,8 @@ def use_fp8(model: torch.nn.Module) -> int:
             return False
         return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
-    float8.convert_to_float8_training(
-        model, module_filter_fn=takes, config=float8.Float8LinearConfig(pad_inner_dim=True)
-    )
+    settings = float8.Float8LinearConfig(pad_inner_dim=True, emulate=emulate)
+    float8.convert_to_float8_training(model, module_filter_fn=takes, config=settings)
     return fp8_layers(model)
 
 

@@ -118,6 +118,9 @@ def test_what_is_lacking_is_refused(
 def test_fp8_is_planned_where_it_is_there() -> None:
     made = plan("1xH100-80", train={"fp8": True}, tuning=FULL_TUNING)
     assert any(line.startswith("fp8 products") for line in made.reasons)
+    plain = plan("1xH100-80", tuning=FULL_TUNING)
+    assert 1.05 < made.predicted["tokens_per_second"] / plain.predicted["tokens_per_second"] < 1.35
+    assert "zero3" in choose(inputs(machine("2xH100-80"), train={"fp8": True}, tuning=FULL_TUNING)).illegal
 
 
 def test_whole_logits_cost_memory_and_liger_saves_time() -> None:
