@@ -16,8 +16,8 @@ override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
-	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume slurm eval infer \
-	merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
+	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume smoke slurm eval infer \
+	serve chat download merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -70,6 +70,9 @@ train-deepspeed-tb: $(READY) ## train-deepspeed with TensorBoard on http://local
 verify-resume: $(READY) ## Prove that a stopped run of this config goes on to the bit on this machine (CONFIG=, ARGS=--distributed)
 	@$(SFT_PLAY) verify-resume
 
+smoke: $(READY) ## Overfit one batch of your data, and say whether everything learns, ends and reloads (CONFIG=, ARGS="--steps 50")
+	@$(SFT_PLAY) smoke
+
 slurm: $(READY) ## Write an sbatch script that trains on several machines (CONFIG=, NUM_NODES=4)
 	@$(SFT_PLAY) slurm
 
@@ -78,6 +81,15 @@ eval: $(READY) ## Loss, accuracy, answers of a result: RUN= SPLIT=test, or MODEL
 
 infer: $(READY) ## Ask a model: RUN=runs/NAME or MODEL= ADAPTER=, ARGS='--prompt "..."' or --file or a chat
 	@$(SFT_PLAY) infer
+
+serve: $(READY) ## An OpenAI-compatible endpoint on http://127.0.0.1:8000, until Ctrl-C (RUN= or MODEL= ADAPTER=, PORT=)
+	@$(SFT_PLAY) serve
+
+chat: $(READY) ## Talk to what make serve serves: /new, /quit (RUN= starts it, URL= is elsewhere)
+	@$(SFT_PLAY) chat
+
+download: $(READY) ## Fetch a model once, sizes and licence first; later commands need no network (MODEL=owner/name or CONFIG=)
+	@$(SFT_PLAY) download
 
 merge: $(READY) ## Put a run's adapter into its base, and check it: RUN= or MODEL= ADAPTER=, ARGS="--dtype fp32 --output folder"
 	@$(SFT_PLAY) merge

@@ -33,12 +33,14 @@ Command = Callable[[Sequence[str], Mapping[str, str]], int]
 
 # Command -> the module in this package whose `main(argv, environ)` it is.
 COMMANDS = {
+    "chat": "chat",
     "clean-runs": "clean_runs",
     "compare": "compare",
     "config": "config",
     "data-check": "data_check",
     "demo": "demo",
     "doctor": "doctor",
+    "download": "download",
     "eval": "evaluate",
     "gpu-info": "gpu_info",
     "export": "export",
@@ -49,8 +51,10 @@ COMMANDS = {
     "push": "push",
     "report": "report",
     "runs": "runs",
+    "serve": "serve",
     "setup-accelerate": "setup_accelerate",
     "slurm": "slurm",
+    "smoke": "smoke",
     "tensorboard": "tensorboard",
     "train": "train",
     "train-deepspeed": "train_deepspeed",

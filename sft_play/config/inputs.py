@@ -22,9 +22,13 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "train-deepspeed-tb": ("CONFIG", "ARGS", "PYTHON"),
     "data-check": ("CONFIG", "ARGS", "PYTHON"),
     "verify-resume": ("CONFIG", "ARGS", "PYTHON"),
+    "smoke": ("CONFIG", "ARGS", "PYTHON"),
+    "download": ("CONFIG", "MODEL", "ARGS", "PYTHON"),
     "plan": ("CONFIG", "HARDWARE", "CALIBRATE", "ARGS", "PYTHON"),
     "eval": ("RUN", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS", "ARGS", "PYTHON"),
     "infer": ("RUN", "MODEL", "ADAPTER", "ARGS", "PYTHON"),
+    "serve": ("RUN", "MODEL", "ADAPTER", "PORT", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
+    "chat": ("RUN", "URL", "PORT", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "merge": ("RUN", "MODEL", "ADAPTER", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "export": ("RUN", "MODEL", "ADAPTER", "FORMAT", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
     "push": ("RUN", "REPO", "RUN_OUTPUT_DIR", "ARGS", "PYTHON"),
@@ -45,7 +49,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
 
 COMMAND_INPUTS = (
     "CONFIG", "ARGS", "KEY", "HARDWARE", "RUN", "RUNS", "MODEL", "ADAPTER", "DATA", "SPLIT", "TASKS",
-    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE", "FORMAT", "REPO",
+    "INTERACTIVE", "PYTHON", "TORCH_INDEX", "CALIBRATE", "FORMAT", "REPO", "PORT", "URL",
 )  # fmt: skip
 """Inputs of all commands, also of those that come later."""
 

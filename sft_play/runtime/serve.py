@@ -1,0 +1,137 @@
+"""An OpenAI-compatible endpoint: transformers' own server, told of one model that is loaded already.
+
+Prompts become tokens by the very code that prepared training, answers end at the tokens that training learned as ends,
+and no other model is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import torch
+import uvicorn
+from fastapi import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from transformers import BatchEncoding
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.response import ResponseHandler
+from transformers.cli.serving.server import build_server
+from transformers.cli.serving.systemone import SystemOneHandler
+from transformers.cli.serving.transcription import TranscriptionHandler
+from transformers.cli.serving.utils import GenerationState
+
+from sft_play.data.encode import encode_prompt
+from sft_play.errors import SftPlayError
+from sft_play.runtime.generate import Speaker
+
+# What a request that is being answered gets when the server is asked to end.
+END_SECONDS = 2
+TEMPLATE_ONLY = "is not offered: prompts are rendered by the trained template as in training"
+
+
+class OneModel(ModelManager):
+    """The model that is served; a request for another one is refused."""
+
+    def __init__(self, name: str, speaker: Speaker) -> None:
+        super().__init__()
+        self.force_model = name
+        self.speaker = speaker
+
+    @staticmethod
+    def process_model_name(model_id: str) -> str:
+        return model_id
+
+    def load_model_and_processor(self, model_id_and_revision: str, *_: Any, **__: Any) -> tuple[Any, Any]:
+        self.refuse_other(model_id_and_revision)
+        return self.speaker.model, self.speaker.tokenizer
+
+    async def load_model_streaming(self, model_id_and_revision: str, *_: Any, **__: Any) -> AsyncIterator[str]:
+        state = "ready" if model_id_and_revision == self.force_model else "error"
+        yield f"data: {json.dumps({'status': state, 'model': model_id_and_revision})}\n\n"
+
+    def get_gen_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
+        return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "sft-play"}]
+
+    def refuse_other(self, name: str) -> None:
+        if name != self.force_model:
+            raise HTTPException(status_code=400, detail=f"only {self.force_model} is served here, not {name}")
+
+    def shutdown(self) -> None:
+        """Nothing unloads it: whoever can send a request could."""
+
+
+class AsAsked:
+    """Greedy unless a temperature is asked for, and ended where training learned the end."""
+
+    model_manager: OneModel
+
+    def _build_generation_config(self, body: dict[str, Any], model_generation_config: Any, **named: Any) -> Any:
+        made = super()._build_generation_config(body, model_generation_config, **named)  # type: ignore[misc]
+        made.do_sample = float(body.get("temperature") or 0) > 0
+        speaker = self.model_manager.speaker
+        made.eos_token_id, made.pad_token_id = speaker.end_ids, speaker.tokenizer.pad_token_id
+        return made
+
+
+class Chats(AsAsked, ChatCompletionHandler):
+    """`/v1/chat/completions`."""
+
+
+class Completions(AsAsked, CompletionHandler):
+    """`/v1/completions`."""
+
+
+class Responses(AsAsked, ResponseHandler):
+    """`/v1/responses`."""
+
+
+def serve(speaker: Speaker, name: str, listening: socket.socket, *, local: bool) -> None:
+    """Answer requests until a signal ends the process.
+
+    Args:
+        name: what requests call the model.
+        listening: a bound socket.
+        local: whether only this machine's own names for itself are answered to.
+    """
+    app = build_app(speaker, name)
+    if local:  # a page in a browser must not reach it under a name of its own
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+    settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)
+    uvicorn.Server(settings).run(sockets=[listening])
+
+
+def build_app(speaker: Speaker, name: str) -> Any:
+    """The application: transformers' routes and handlers over this one model."""
+    speaker.tokenizer.apply_chat_template = trained_template(speaker)
+    manager, state = OneModel(name, speaker), GenerationState()
+    return build_server(
+        manager,
+        Chats(manager, state),
+        completion_handler=Completions(manager, state),
+        response_handler=Responses(manager, state),
+        transcription_handler=TranscriptionHandler(manager, state),
+        systemone_handler=SystemOneHandler(manager, state),
+        generation_state=state,
+    )
+
+
+def trained_template(speaker: Speaker) -> Any:
+    """What stands in for the tokenizer's `apply_chat_template`: the tokens of `make infer`."""
+
+    def apply(messages: list[dict[str, Any]], tools: Any = None, **named: Any) -> BatchEncoding:
+        known = ("add_generation_prompt", "return_tensors", "return_dict", "tokenize", "load_audio_from_video")
+        if other := [key for key in named if key not in known]:
+            raise HTTPException(status_code=400, detail=f"{', '.join(other)} {TEMPLATE_ONLY}")
+        try:
+            ids = encode_prompt(speaker.text_tokenizer, messages, tools)
+        except SftPlayError as error:
+            raise HTTPException(status_code=400, detail=error.line()) from error
+        row = torch.tensor([ids])
+        return BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
+
+    return apply
