@@ -15,6 +15,7 @@ from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import ModelError, UsageError
 from sft_play.facts.locate import locate_model
+from sft_play.record.results import is_merged_from
 
 FORMATS = ("safetensors", "gguf")
 FORMS = "make export RUN=runs/NAME FORMAT=safetensors, or MODEL=folder FORMAT=gguf ARGS='--output file.gguf'"
@@ -51,6 +52,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise UsageError("--type and --ollama go with FORMAT=gguf", where="ARGS")
     if environ.get("MODEL") and options.output is None:
         raise UsageError("--output is missing: without a run there is no folder for the result", fix=FORMS)
+    if options.output is not None:
+        refuse_existing(options.output, options)
     finished = find_finished(environ)
     if form == "gguf":
         export_gguf(finished, options)
@@ -94,9 +97,7 @@ def find_finished(environ: Mapping[str, str]) -> Finished:
         quiet()
         return Finished(folder=folder / "model", run=folder, title=folder.resolve().name, trust_remote_code=False)
     parts = parts_of_run(folder)
-    from sft_play.runtime.merge import is_merged_from
-
-    if not is_merged_from(folder / "model", parts.adapter):
+    if not is_merged_from(folder / "model", parts.adapter / "adapter_model.safetensors"):
         print("the run's adapter is merged first", flush=True)
         merge_parts(parts, folder / "model", merge_parser().parse_args([]))
     return Finished(
@@ -119,7 +120,6 @@ def export_folder(finished: Finished, options: argparse.Namespace) -> None:
 
     target = finished.folder
     if options.output is not None:
-        refuse_existing(options.output, options)
         target = options.output.with_name(f".{options.output.name}.new")
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -152,8 +152,6 @@ def export_gguf(finished: Finished, options: argparse.Namespace) -> None:
     kind = options.type or "f16"
     own = (finished.run or Path()) / "gguf" / f"{finished.title}-{kind}.gguf"
     target: Path = options.output or own
-    if options.output is not None:
-        refuse_existing(target, options)
     text = modelfile(load_text_tokenizer(finished.folder), target.name) if options.ollama else None
     target.parent.mkdir(parents=True, exist_ok=True)
     check_disk(target.parent, size_of_gguf(finished.folder, kind))

@@ -15,6 +15,9 @@ from sft_play.cli.options import Options, positive
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import ModelError, SftPlayError, UsageError
 from sft_play.facts.locate import locate_model
+from sft_play.record.results import refuse_output
+from sft_play.report.card import model_card
+from sft_play.report.read import read_run
 
 FORMS = "make merge RUN=runs/NAME, or MODEL=folder ADAPTER=folder ARGS='--output folder'"
 # Of each row; the logits of a long one would be large.
@@ -55,9 +58,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     options = parser().parse_args(argv)
     check_inputs(environ, INPUTS_OF["merge"])
+    if options.output is not None:
+        refuse_output(options.output, force=options.force)
     parts = find_parts(environ, options.output)
-    output = options.output or (parts.run or Path()) / "model"
-    merge_parts(parts, output, options)
+    merge_parts(parts, options.output or (parts.run or Path()) / "model", options)
     return 0
 
 
@@ -97,17 +101,17 @@ def parts_of_run(folder: Path) -> Parts:
     Raises:
         ModelError: it trained a whole model, has no result yet, or its base is gone.
     """
-    quiet()
-    from sft_play.runtime.job import read_job
-
     if not (folder / "run.json").is_file():
         raise ModelError("there is no run.json", where=str(folder), fix="make runs lists the runs")
-    job = read_job(folder / "run.json")
     if not (folder / "adapter").is_dir():
         if (folder / "model").is_dir():
             fix = f"use {folder / 'model'} as it is, or make export"
             raise ModelError("the run trained the whole model: there is no adapter", where=str(folder), fix=fix)
         raise ModelError("the run has no result yet", where=str(folder), fix="finish it with make train")
+    quiet()
+    from sft_play.runtime.job import read_job
+
+    job = read_job(folder / "run.json")
     if not job.model_path.is_dir():
         fix = "name it with MODEL= and ADAPTER="
         raise ModelError("the run's base model is not there any more", where=str(job.model_path), fix=fix)
@@ -126,11 +130,11 @@ def quiet() -> None:
 
 def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None:
     """Merge, check and say what came out."""
-    from sft_play.runtime.merge import MergeOrder, merge, refuse_base, refuse_output
+    refuse_output(output, force=options.force)
+    from sft_play.runtime.merge import MergeOrder, merge, refuse_base
     from sft_play.runtime.merge_check import BOUNDS, Comparison, compare
 
     refuse_base(parts.base)
-    refuse_output(output, force=options.force)
     dtype = options.dtype or dtype_of(parts.base)
     comparison = Comparison(
         base=parts.base,
@@ -153,7 +157,12 @@ def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None
         print(f"merged; checking {len(comparison.rows)} rows against base and adapter in {dtype}", flush=True)
         return compare(comparison, folder)
 
-    found = merge(order, check, lambda folder, figures: None)
+    def card(folder: Path, figures: Mapping[str, Any]) -> None:
+        if parts.run is not None:
+            text = model_card(read_run(parts.run), kind="model", check=figures)
+            (folder / "README.md").write_text(text, encoding="utf-8")
+
+    found = merge(order, check, card)
     say(found, output)
     if parts.job and parts.job.config.tuning.mode.value == "qlora":
         print("note: trained over 4-bit weights and merged into the 16-bit ones: what differs between them stays so")

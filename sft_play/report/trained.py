@@ -14,9 +14,9 @@ def what_was_trained(run: RunFacts) -> list[tuple[str, str]]:
     config, plan, record = run.config, run.plan, run.record
     lines = {
         "Model": _model(run),
-        "Method": _method(config),
+        "Method": method_of(config),
         "Parameters": _parameters(record),
-        "Data": ", ".join(_sources(config)),
+        "Data": ", ".join(sources_of(config)),
         "Batch": _batch(plan),
         "Length": f"up to {plan['seq_len']:,} tokens" if plan.get("seq_len") else "",
         "Devices": _devices(run),
@@ -31,7 +31,8 @@ def _model(run: RunFacts) -> str:
     return " @ ".join(str(part) for part in (model.get("name"), model.get("revision")) if part)
 
 
-def _method(config: dict[str, Any]) -> str:
+def method_of(config: dict[str, Any]) -> str:
+    """How the weights were changed; empty where the config does not say."""
     tuning = config.get("tuning") or {}
     mode, lora = tuning.get("mode"), tuning.get("lora") or {}
     if not mode:
@@ -48,7 +49,8 @@ def _parameters(record: dict[str, Any]) -> str:
     return f"{trained:,} of {all_:,} trained ({trained / all_:.2%})" if trained and all_ else ""
 
 
-def _sources(config: dict[str, Any]) -> Iterator[str]:
+def sources_of(config: dict[str, Any]) -> Iterator[str]:
+    """What the config names as training data."""
     train = (config.get("data") or {}).get("train") or []
     for one in [train] if isinstance(train, str) else train:
         yield one if isinstance(one, str) else str(one.get("path"))

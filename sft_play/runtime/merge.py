@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_play.errors import DiskFullError, ModelError
 from sft_play.record.digests import sha256
-from sft_play.record.manifest import NAME, sync_folder, write_manifest
+from sft_play.record.manifest import sync_folder, write_manifest
+from sft_play.record.results import MERGED
 from sft_play.report.read import read_object
 from sft_play.runtime.adapter_file import WEIGHTS, Adapter, read_adapter
 from sft_play.runtime.model import DTYPES
@@ -31,8 +32,6 @@ TOKENIZER_FILES = (
 GENERATION = "generation_config.json"
 # Beside the weights: tokenizer, index, card.
 SMALL_FILES_BYTES = 64 * 2**20
-MERGED = "merged"
-"""Key of a manifest that a merge wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,29 +112,6 @@ def refuse_base(base: Path) -> None:
         kind = quantized.get("quant_method", "quantised") if isinstance(quantized, dict) else "quantised"
         what = f"the base's weights are quantised ({kind}), and an adapter is merged into full precision only"
         raise ModelError(what, where=str(base / "config.json"), fix="name its 16-bit original with MODEL=")
-
-
-def is_merged_from(folder: Path, adapter: Path) -> bool:
-    """Whether a folder is what a merge of this adapter has written."""
-    if not (folder / NAME).is_file():
-        return False
-    about = read_object(folder / NAME).get(MERGED) or {}
-    return bool(about.get("adapter") == sha256(adapter / WEIGHTS))
-
-
-def refuse_output(output: Path, *, force: bool) -> None:
-    """Nothing is replaced but what a merge wrote; under `--force` also other results of this program.
-
-    Raises:
-        ModelError: something else is there.
-    """
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    ours = (output / NAME).is_file()
-    if ours and (force or MERGED in read_object(output / NAME)):
-        return
-    what = "a result of a training is there" if ours else "something is there that no merge has written"
-    raise ModelError(what, where=str(output), fix="choose another place: ARGS='--output folder'")
 
 
 def plan_tensors(order: MergeOrder, adapter: Adapter) -> Layout:
@@ -224,6 +200,7 @@ def write_small_files(folder: Path, order: MergeOrder, layout: Layout) -> None:
     """config.json, the tokenizer, the template and the generation config."""
     settings = read_object(order.base / "config.json")
     texts: dict[str, Any] = settings.get("text_config") or settings
+    settings.pop("_name_or_path", None)  # where the base lay when it was saved
     if layout.untied:
         settings["tie_word_embeddings"] = texts["tie_word_embeddings"] = False
     if layout.vocab_size:

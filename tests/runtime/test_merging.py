@@ -14,9 +14,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-from sft_play.errors import DiskFullError, ModelError
+from sft_play.errors import DiskFullError, ModelError, ResultDiffersError
+from sft_play.record.results import refuse_output
 from sft_play.runtime import merge as merging
-from sft_play.runtime.merge import MergeOrder, merge, refuse_base, refuse_output
+from sft_play.runtime.merge import MergeOrder, merge, refuse_base
+from sft_play.runtime.merge_check import BOUNDS, judge
 
 ROW = torch.tensor([[5, 40, 77, 120, 9, 200, 31, 8, 64, 3]])
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -236,3 +238,27 @@ def test_only_a_merge_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a result of a training"):
         refuse_output(output, force=False)
     refuse_output(output, force=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "mean", "said"),
+    [
+        ("fp32", 9e-5, 1e-6, ""),
+        ("fp32", 1.1e-4, 1e-6, "the bound is 1e-05"),
+        ("bf16", 0.5, 0.2, ""),
+        ("bf16", 0.9, 0.6, "in the mean, where the adapter moves them by 1"),
+        ("bf16", 1.1, 0.2, "the bound is 0.1"),
+        ("bf16", float("nan"), 0.2, "the bound is 0.1"),
+    ],
+)
+def test_what_a_comparison_lets_pass(dtype: str, largest: float, mean: float, said: str) -> None:
+    """The largest logit is 10, and the adapter moves logits by 1 in the mean."""
+    figures = {
+        "dtype": dtype, "bound": BOUNDS[dtype], "largest": largest, "mean": mean, "largest_logit": 10.0,
+        "mean_effect_of_adapter": 1.0, "positions": 9,
+    }  # fmt: skip
+    if not said:
+        judge(figures)
+        return
+    with pytest.raises(ResultDiffersError, match=said):
+        judge(figures)

@@ -1,0 +1,43 @@
+"""Finished models that a merge wrote: told by their manifest, so that nothing else is ever replaced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sft_play.errors import ModelError
+from sft_play.record.digests import sha256
+from sft_play.record.manifest import NAME
+
+MERGED = "merged"
+"""Key of a manifest that a merge wrote."""
+
+
+def merged_about(folder: Path) -> dict[str, Any]:
+    """What a merge noted of its result; empty for anything else."""
+    try:
+        found = json.loads((folder / NAME).read_text(encoding="utf-8")).get(MERGED)
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_merged_from(folder: Path, weights: Path) -> bool:
+    """Whether a folder is what a merge of the adapter in the file `weights` has written."""
+    return (about := merged_about(folder)) != {} and about.get("adapter") == sha256(weights)
+
+
+def refuse_output(output: Path, *, force: bool) -> None:
+    """Nothing is replaced but what a merge wrote; under `--force` also other results of this program.
+
+    Raises:
+        ModelError: something else is there.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    ours = (output / NAME).is_file()
+    if merged_about(output) or (ours and force):
+        return
+    what = "a result of a training is there" if ours else "something is there that no merge has written"
+    raise ModelError(what, where=str(output), fix="choose another place: ARGS='--output folder'")
