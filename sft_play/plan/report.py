@@ -12,7 +12,7 @@ from sft_play.facts.hardware import GIB, Hardware, LinkKind, describe_hardware
 from sft_play.plan.build import Plan, PlanInputs, choose, does_not_fit, evaluation_of, plan_of
 from sft_play.plan.derive import settings_variants
 from sft_play.plan.disk import estimate_run_bytes
-from sft_play.plan.lengths import mean_length
+from sft_play.plan.lengths import expected_longest, expected_longest_by_length, mean_length
 from sft_play.plan.memory import estimate
 from sft_play.plan.rate import scaled_learning_rate
 from sft_play.plan.settings import Placement, Settings
@@ -25,6 +25,8 @@ USUAL_GLOBAL_BATCH = 32
 # A rate is worth a warning from this factor on, either way.
 RATE_FACTOR = 6.0
 BETTER_BATCH = 1.1
+# Real tokens in a micro-batch below which padding is worth a word, and what sorting rows has to bring it to.
+MUCH_PADDING, BETTER_LENGTH = 0.6, 0.8
 # Placements that exchange more than gradients in every step.
 TALKATIVE = {Placement.FSDP, Placement.HSDP, Placement.ZERO3, Placement.TP}
 # docs/plan_accuracy.md: the published runs are of one GPU and of FSDP's first version, not of the second.
@@ -172,6 +174,7 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
         yield f"{disk:.0f} GiB are needed in dist.nvme_path on each machine, at the speed of a PCIe 3.0 drive here"
     if settings.placement in TALKATIVE and inputs.hardware.link is LinkKind.PCIE:
         yield f"{chosen.layout.name} exchanges weights in every step and these GPUs have no NVLink"
+    yield from _padding_warning(inputs, settings)
     yield from _rate_warning(inputs, settings)
     yield from _batch_warning(inputs, settings, chosen)
 
@@ -180,6 +183,22 @@ def _cpu_warnings(inputs: PlanInputs) -> Iterator[str]:
     yield "the memory model is fitted to GPUs; on a CPU a run of 135M parameters took 2.3 times what it says"
     if not inputs.hardware.ram_bytes:
         yield "how much memory the described machine has is unknown: whether this fits is not judged"
+
+
+def _padding_warning(inputs: PlanInputs, settings: Settings) -> Iterator[str]:
+    """Where much of what is computed is padding, and rows of like length would do with much less."""
+    if inputs.data is None or settings.packed or settings.by_length or settings.micro_batch < 2:
+        return
+    split = inputs.data.splits["train"]
+    if split.streamed:
+        return
+    real, random = mean_length(split), expected_longest(split, settings.micro_batch)
+    alike = expected_longest_by_length(split, settings.micro_batch, settings.global_batch)
+    if real / random < MUCH_PADDING and alike < BETTER_LENGTH * random:
+        yield (
+            f"about {1 - real / random:.0%} of each micro-batch would be padding: DATA_PACKING=true takes it away, "
+            f"TRAIN_GROUP_BY_LENGTH=true leaves about {1 - real / alike:.0%}"
+        )
 
 
 def _rate_warning(inputs: PlanInputs, settings: Settings) -> Iterator[str]:

@@ -78,8 +78,8 @@ def check_wrapped(trainer: SftPlayTrainer, config: Config, plan: Plan) -> dict[s
     """Compare the wrapper, its shards and the dtypes of what is trained with the plan, once the model is wrapped.
 
     Returns:
-        For the record: the wrapper's type, the ranks that share a copy of the weights, and the trained numbers that
-        this rank holds.
+        For the record: the wrapper's type, the ranks that share a copy of the weights, the trained numbers that this
+        rank holds, and the attention, loss, kernels, compiled and fp8 layers that were found.
 
     Raises:
         AppliedDiffersError: naming everything that differs.
@@ -97,6 +97,11 @@ def check_wrapped(trainer: SftPlayTrainer, config: Config, plan: Plan) -> dict[s
         "wrapper": type(wrapped).__name__,
         "shards": shards,
         "trained_numbers_here": sum(_local(weight) for weight in trained),
+        "attention": plan.attention,
+        "loss": plan.loss,
+        "kernels": plan.kernels,
+        "compiled_layers": compiled_layers(trainer.model),
+        "fp8_layers": fp8_layers(trainer.model),
     }
 
 

@@ -9,13 +9,16 @@ import pytest
 
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError, EnvironmentProblem, ExitCode, SftPlayError
+from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Hardware, parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.packages import KERNEL_PACKAGES, installed_packages
 from sft_play.plan.build import Plan, PlanInputs, choose, make_plan
 from sft_play.plan.fast import choose_kernels, choose_loss
+from sft_play.plan.report import make_report
 from sft_play.plan.settings import Placement
 from sft_play.plan.strategy import Candidate, Layout
+from tests.plan.test_lengths import inputs as lengths_inputs
 
 MODEL = "meta-llama/Llama-3.2-1B"
 EVERYTHING = frozenset(KERNEL_PACKAGES)
@@ -177,3 +180,23 @@ def test_sharded_4_bit_values_need_the_type_of_the_weights(storage: str, fits: b
 
 def test_what_is_installed_is_found_without_importing_it() -> None:
     assert installed_packages() <= EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [({}, True), ({"train": {"group_by_length": True}}, False), ({"train": {"batch_size": 1}}, False)],
+)
+def test_much_padding_is_told_with_what_takes_it_away(keys: dict[str, Any], said: bool) -> None:
+    lengths = [64] * 900 + [1024] * 100
+    facts = data_of(lengths)
+    asked = replace(inputs(machine("1xH100-80"), **keys), data=facts)
+    told = [line for line in make_report(asked).warnings if "would be padding" in line]
+    assert bool(told) == said
+    if told:
+        assert "TRAIN_GROUP_BY_LENGTH=true leaves about" in told[0]
+
+
+def data_of(lengths: list[int]) -> DataFacts:
+    made = lengths_inputs(lengths).data
+    assert made is not None
+    return made
