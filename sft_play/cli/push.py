@@ -56,6 +56,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     options = parser().parse_args(argv)
     check_inputs(environ, INPUTS_OF["push"])
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     run, repo = environ.get("RUN") or "", environ.get("REPO") or ""
     if not run or not REPO.fullmatch(repo):
         what = f"{repo!r} is no repository" if repo else "RUN and REPO are needed"
@@ -163,7 +164,6 @@ def send(upload: Upload, token: str) -> str:
     Raises:
         UsageError: the repository is there and public, and --public is not given.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 

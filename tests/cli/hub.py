@@ -75,7 +75,7 @@ def hub() -> Iterator[Hub]:
     class Handler(BaseHTTPRequestHandler):
         def serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if not self.path.startswith(("/large/", "/api/validate-yaml")):  # these need none
+            if "/you/" in self.path:  # others ask for nothing of the user's
                 state.tokens.add(self.headers.get("Authorization"))
             code, value = state.answer(self.command, self.path.partition("?")[0], body)
             text = json.dumps(value).encode()
