@@ -143,6 +143,7 @@ def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None
         dtype=dtype,
         bound=BOUNDS[dtype] if options.bound is None else options.bound,
         trust_remote_code=parts.trust_remote_code,
+        quantization=quantization_of(parts),
     )
     order = MergeOrder(
         base=parts.base,
@@ -164,8 +165,14 @@ def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None
 
     found = merge(order, check, card)
     say(found, output)
-    if parts.job and parts.job.config.tuning.mode.value == "qlora":
-        print("note: trained over 4-bit weights and merged into the 16-bit ones: what differs between them stays so")
+
+
+def quantization_of(parts: Parts) -> dict[str, Any] | None:
+    """How the base's weights were kept while the adapter was trained, where that was in 4 bits."""
+    from sft_play.runtime.model import quantization
+
+    settings = quantization(parts.job.config, parts.job.plan) if parts.job else None
+    return None if settings is None else dict(settings.to_dict())
 
 
 def dtype_of(base: Path) -> str:
@@ -230,4 +237,10 @@ def say(found: Mapping[str, Any], output: Path) -> None:
         f"the largest is {share:.2g} of the largest logit ({found['largest_logit']:.1f}), bound {found['bound']:g};"
         f" the adapter itself moves logits by {found['mean_effect_of_adapter']:.3g} in the mean"
     )
+    if "mean_of_4_bits" in found:
+        print(
+            f"trained over 4-bit weights and merged into the full ones: logits over 4 bits differ by"
+            f" {found['mean_of_4_bits']:.3g} in the mean, the likeliest token is the same at"
+            f" {found['agreement_of_4_bits']:.1%}; that is the rounding of the base, and not part of the check"
+        )
     print(f"the model is in {output}", flush=True)

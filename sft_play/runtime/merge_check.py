@@ -7,6 +7,7 @@ writes the logits of the rows, or, where the other's are there, compares with th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -23,10 +24,10 @@ import transformers
 from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from sft_play.errors import ResultDiffersError
-from sft_play.runtime.model import DTYPES
+from sft_play.runtime.model import DTYPES, keep_layout
 
 # Largest difference of two logits, as a share of the largest logit. In 16 bits merged weights are rounded once more
 # than base and adapter apart, and so is every activation after them: a 135M model in bf16 came to 0.035.
@@ -45,6 +46,8 @@ class Comparison:
     Attributes:
         dtype: in which both are computed.
         bound: share of the largest logit by which two may differ.
+        quantization: bitsandbytes' settings of a base that was trained over in 4 bits; what the merged model differs
+            from that one is measured too, and not judged.
     """
 
     base: Path
@@ -53,6 +56,7 @@ class Comparison:
     dtype: str
     bound: float
     trust_remote_code: bool
+    quantization: dict[str, Any] | None = None
 
 
 def compare(comparison: Comparison, merged: Path) -> dict[str, Any]:
@@ -68,10 +72,15 @@ def compare(comparison: Comparison, merged: Path) -> dict[str, Any]:
             "trust_remote_code": comparison.trust_remote_code,
             "logits": f"{place}/logits.safetensors",
             "figures": f"{place}/figures.json",
+            "quantization": None,
         }
-        _run({**spec, "model": str(comparison.base), "adapter": str(comparison.adapter)}, Path(place))
-        _run({**spec, "model": str(merged), "adapter": None}, Path(place))
-        figures: dict[str, Any] = json.loads(Path(place, "figures.json").read_text(encoding="utf-8"))
+        apart = {**spec, "model": str(comparison.base), "adapter": str(comparison.adapter)}
+        _run(apart, Path(place))
+        figures = _run({**spec, "model": str(merged), "adapter": None}, Path(place))
+        if comparison.quantization is not None:
+            with contextlib.suppress(ResultDiffersError):  # a machine without 4-bit kernels can merge all the same
+                over = _run({**apart, "quantization": comparison.quantization}, Path(place))
+                figures |= {"mean_of_4_bits": over[MEAN], "agreement_of_4_bits": over[AGREE]}
     figures |= {"dtype": comparison.dtype, "bound": comparison.bound}
     judge(figures)
     return figures
@@ -92,7 +101,7 @@ def judge(figures: dict[str, Any]) -> None:
         raise ResultDiffersError(f"{what}; it was removed", where=where)
 
 
-def _run(spec: dict[str, Any], place: Path) -> None:
+def _run(spec: dict[str, Any], place: Path) -> dict[str, Any]:
     file = place / "spec.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
     environ = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -101,6 +110,8 @@ def _run(spec: dict[str, Any], place: Path) -> None:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
         raise ResultDiffersError(f"could not be loaded or computed ({said[:300]})", where=spec["model"])
+    figures = Path(spec["figures"])
+    return dict(json.loads(figures.read_text(encoding="utf-8"))) if figures.is_file() else {}
 
 
 def main(file: Path) -> None:
@@ -111,7 +122,7 @@ def main(file: Path) -> None:
     spec = json.loads(file.read_text(encoding="utf-8"))
     model = load(spec)
     logits = [logits_of(model, row) for row in spec["rows"]]
-    if spec["adapter"]:
+    if spec["adapter"] and not spec["quantization"]:
         with model.disable_adapter():
             effects = [
                 (logits_of(model, row) - one).abs().mean() for row, one in zip(spec["rows"], logits, strict=True)
@@ -127,6 +138,7 @@ def load(spec: dict[str, Any]) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         spec["model"],
         dtype=DTYPES[spec["dtype"]],
+        quantization_config=BitsAndBytesConfig.from_dict(spec["quantization"]) if spec["quantization"] else None,
         device_map="auto" if torch.cuda.is_available() else None,
         trust_remote_code=spec["trust_remote_code"],
         local_files_only=True,
@@ -135,6 +147,7 @@ def load(spec: dict[str, Any]) -> Any:
         rows = rows_of_adapter(Path(spec["adapter"]), model)
         if rows is not None and rows != model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(rows, mean_resizing=False)
+        keep_layout(model)
         model = PeftModel.from_pretrained(model, spec["adapter"])
     return model.eval()
 
