@@ -112,7 +112,7 @@ def _fast(trainer: SftPlayTrainer, config: Config, plan: Plan) -> list[str]:
     layers = sum(1 for _ in decoder_layers(model))
     return [
         *_difference("attention", plan.attention, model.config.get_text_config()._attn_implementation),
-        *_difference("loss", plan.loss, applied_loss(model)),
+        *_difference("loss", plan.loss, applied_loss(model, trainer.args.device)),
         *_difference("kernels", plan.kernels, applied_kernels(model)),
         *_difference("compiled layers", layers if train.torch_compile else 0, compiled_layers(model)),
         *_difference("fp8 layers", train.fp8, bool(fp8_layers(model))),

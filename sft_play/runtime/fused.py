@@ -32,12 +32,12 @@ def set_loss(model: Any, plan: Plan, smoothing: float) -> None:
         use_full_loss(model, smoothing)
 
 
-def applied_loss(model: Any) -> str:
-    """`full`, `fused` or `chunked`, by what the model will do."""
+def applied_loss(model: Any, device: torch.device) -> str:
+    """`full`, `fused` or `chunked`, by what the model will do on this device; offloaded weights rest on another."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if getattr(base, MARK, False):
         return "full"
-    return "fused" if chunked_logprob._use_triton(next(model.parameters()).device) else "chunked"
+    return "fused" if chunked_logprob._use_triton(device) else "chunked"
 
 
 def applied_kernels(model: torch.nn.Module) -> str:

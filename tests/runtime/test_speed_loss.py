@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,22 @@ def test_the_figures_are_those_of_the_chunked_head(workplace: Workplace) -> None
         torch.testing.assert_close(found[1][name], found[0][name], atol=1e-5, rtol=1e-5)
 
 
+def test_a_model_is_smoothed_while_it_trains_and_plain_while_it_is_evaluated(tiny_model: Path) -> None:
+    ids = torch.arange(10, 34).reshape(2, 12)
+    labels = torch.where(torch.arange(12) < 5, IGNORED, ids)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+    use_full_loss(model, 0.5)
+    with torch.no_grad():
+        logs = model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+        plain = logs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+        wanted = {False: plain, True: 0.5 * plain + 0.5 * logs.mean(-1)}
+        for training, each in wanted.items():
+            found = model.train(training)(input_ids=ids, labels=labels, fused_lm_head=True).log_probs
+            torch.testing.assert_close(found, each.masked_fill(labels[:, 1:] == IGNORED, 0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_a_smoothed_run_trains_on_it_and_is_evaluated_without(workplace: Workplace) -> None:
     """The first loss is that of the untrained model, by hand; the held-out one is the plain run's."""
     workplace.write(train={**workplace.config["train"], "max_steps": 1, "eval_on_start": True})
