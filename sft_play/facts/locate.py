@@ -68,8 +68,12 @@ def locate_model(name: str, revision: str | None, *, trust_remote_code: bool = F
     folder = Path(name).expanduser()
     if folder.is_dir():
         return check_model_folder(folder, name)
-    wanted = [*WANTED_FILES, *(CODE_FILES if trust_remote_code else ())]
-    return check_model_folder(_fetch(_hub_id(name), revision, wanted), name)
+    return check_model_folder(_fetch(_hub_id(name), revision, wanted_files(trust_remote_code)), name)
+
+
+def wanted_files(trust_remote_code: bool) -> list[str]:
+    """Patterns of the files that training needs."""
+    return [*WANTED_FILES, *(CODE_FILES if trust_remote_code else ())]
 
 
 def locate_tokenizer(name: str, revision: str | None) -> Path:
@@ -95,7 +99,9 @@ def find_model(name: str, revision: str | None) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(_hub_id(name), revision=revision, local_files_only=True))
+        # Asked for everything, the client would miss the files that were never wanted.
+        only = ["config.json"]
+        return Path(snapshot_download(_hub_id(name), revision=revision, allow_patterns=only, local_files_only=True))
     except (OSError, ValueError):
         return None
 
@@ -170,11 +176,12 @@ def _fetch(name: str, revision: str | None, wanted: list[str]) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=SECOND_COPIES))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise _explained(name, revision, error) from error
+        raise explained(name, revision, error) from error
 
 
-def _explained(name: str, revision: str | None, error: Exception) -> SftPlayError:
+def explained(name: str, revision: str | None, error: Exception) -> SftPlayError:
     """Why a download failed. The hub wraps what it met first, so the whole chain of causes is looked at."""
+    from huggingface_hub.constants import ENDPOINT
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -192,7 +199,7 @@ def _explained(name: str, revision: str | None, error: Exception) -> SftPlayErro
         return ModelError(f"{name} is no hub id (owner/name)", where="model.name")
     for one in chain:
         if isinstance(one, GatedRepoError):
-            fix = "accept its licence on its page, then set HF_TOKEN"
+            fix = f"accept its licence on its page, {ENDPOINT}/{name}, then set HF_TOKEN"
             return ModelUnreachableError(f"{name} is gated", where="model.name", fix=fix)
         if isinstance(one, RevisionNotFoundError):
             what = f"{name} has no revision {revision or 'main'}"
