@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from sft_play.cli.smoke import end_verdict, reload_verdict
+from sft_play.record.run_dir import RunDir
 from tests.faults.hooks import hooked
 from tests.tiny import Workplace
 
@@ -112,3 +115,20 @@ def test_a_frozen_model(workplace: Workplace, tmp_path: Path) -> None:
     assert failing(done.out) == ["training"]
     assert "adapter weights: planned {torch.float32}, applied set()" in done.error_lines[0]
     assert len(left_behind(workplace)) == 1
+
+
+def test_what_was_saved_is_judged(tmp_path: Path) -> None:
+    """A checkpoint that computes what the model began with, a result that answers otherwise, answers without an end."""
+    run = RunDir(tmp_path)
+    events = [{"event": "train", "step": step, "loss": loss} for step, loss in ((1, 5.9), (2, 1.0), (3, 0.5))]
+    run.metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    good = {"checkpoint": "step-3", "loss": 0.4, "same_answers": True}
+    assert reload_verdict(good, run).ok
+    assert not reload_verdict({**good, "loss": 5.9}, run).ok
+    assert "the result answers otherwise" in reload_verdict({**good, "same_answers": False}, run).words
+    assert not reload_verdict({**good, "same_answers": False}, run).ok
+    learned = {"with_end": 4, "answers": ["a", "b"], "ended": 0, "chance_of_end": 0.6}
+    assert end_verdict(learned).ok
+    assert end_verdict({**learned, "chance_of_end": 0.0, "ended": 1}).ok
+    assert not end_verdict({**learned, "chance_of_end": 0.4}).ok
+    assert "answers would never stop" in end_verdict({**learned, "with_end": 0}).words
