@@ -19,6 +19,7 @@ from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.config.secrets import redacted
 from sft_play.errors import EnvironmentProblem, ModelError, UsageError
 from sft_play.record.manifest import NAME, folder_problem
+from sft_play.record.results import is_merged_from
 from sft_play.report.card import base_of, model_card
 from sft_play.report.read import RunFacts, read_object, read_run
 
@@ -92,7 +93,7 @@ def chosen_folder(facts: RunFacts, options: argparse.Namespace) -> Path:
 
     Raises:
         UsageError: both are there and none is chosen.
-        ModelError: the one that is chosen is not there.
+        ModelError: the one that is chosen is not there, or was merged from an earlier adapter.
     """
     adapter, model = facts.path / "adapter", facts.path / "model"
     if options.adapter or options.merged:
@@ -106,6 +107,9 @@ def chosen_folder(facts: RunFacts, options: argparse.Namespace) -> Path:
     if not folder.is_dir():
         fix = "make merge writes it" if options.merged else "finish the run with make train"
         raise ModelError(f"there is no {folder.name} to push", where=str(facts.path), fix=fix)
+    if folder == model and adapter.is_dir() and not is_merged_from(model, adapter / "adapter_model.safetensors"):
+        what = "the merged model is of another adapter than the run's"
+        raise ModelError(what, where=str(model), fix=f"make merge RUN={facts.path}")
     return folder
 
 
