@@ -26,7 +26,7 @@ def configured(workplace: Workplace, **train: Any) -> None:
     )
 
 
-@pytest.mark.fault
+@pytest.mark.slow
 def test_an_8_bit_run_goes_on_to_the_bit(workplace: Workplace) -> None:
     configured(workplace, optim="adamw_bnb_8bit", max_steps=6, save_steps=3, save_total_limit=6)
     done = workplace.train()
