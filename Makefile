@@ -15,7 +15,7 @@ MAKEFLAGS += --no-builtin-rules
 override READY := .venv/installed
 override SFT_PLAY := .venv/bin/python -m sft_play
 
-.PHONY: help install setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
+.PHONY: help install install-unsloth setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
 	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume smoke slurm eval infer \
 	serve chat download merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
 
@@ -24,6 +24,9 @@ help: ## List the commands (this page)
 
 install: ## Create .venv and install the pinned stack; nothing happens when it is current (PYTHON=, TORCH_INDEX=)
 	@"$$PYTHON" -m sft_play.cli.install
+
+install-unsloth: ## Create .venv-unsloth for configs with tuning.backend: unsloth, beside .venv (TORCH_INDEX=)
+	@"$$PYTHON" -m sft_play.cli.install unsloth
 
 $(READY): pyproject.toml constraints.txt
 	@"$$PYTHON" -m sft_play.cli.install

@@ -1,4 +1,5 @@
-"""`make install`: the virtual environment and the pinned stack, made once and left alone when current.
+"""`make install` and `make install-unsloth`: a virtual environment and its pinned stack, made once and left alone
+when current.
 
 Runs under the user's own Python with nothing but the standard library, before anything is installed.
 """
@@ -11,7 +12,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sft_play.errors import EnvironmentProblem, SftPlayError, exit_code_of
@@ -24,37 +26,67 @@ BUILD_SETTINGS = {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
 BUILD_TOOLS = ("setuptools", "wheel", "py-cpuinfo", "ninja")
 
 
-def main(environ: Mapping[str, str] = os.environ) -> int:
-    """Bring `.venv` up to date.
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """A virtual environment that a command makes.
+
+    Attributes:
+        made_from: files whose change makes it anew; the first one holds the pins.
+    """
+
+    command: str
+    folder: str
+    made_from: tuple[str, ...]
+
+    def kept_index(self) -> str:
+        """The index that torch came from the last time; at first the one that .venv was made with."""
+        kept = (Path(folder) / "torch-index" for folder in (self.folder, STACK.folder))
+        return next((path.read_text() for path in kept if path.is_file()), "")
+
+
+STACK = Environment(command="install", folder=".venv", made_from=("constraints.txt", "pyproject.toml"))
+UNSLOTH = Environment(command="install-unsloth", folder=".venv-unsloth", made_from=("constraints-unsloth.txt",))
+# What sft_play itself imports where it trains, beside what unsloth brings.
+UNSLOTH_BESIDE = (
+    "evaluate", "gguf", "json5", "nvidia-ml-py", "pypdf", "python-docx", "rouge-score", "ruamel.yaml", "tensorboard",
+    "zstandard",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> int:
+    """Bring `.venv`, or with `unsloth` the environment of that backend, up to date.
 
     Raises:
         EnvironmentProblem: unsupported system or Python, or a step of pip failed.
     """
     check_platform(platform.system(), sys.version_info[:2])
-    venv, stamp, kept_index = Path(".venv"), Path(".venv/installed"), Path(".venv/torch-index")
-    earlier = kept_index.read_text() if kept_index.is_file() else ""
+    made = UNSLOTH if "unsloth" in argv else STACK
+    venv, stamp = Path(made.folder), Path(made.folder) / "installed"
+    earlier = made.kept_index()
     index = environ.get("TORCH_INDEX", earlier)
-    wanted = fingerprint(index)
+    wanted = fingerprint(index, made)
     if stamp.is_file() and stamp.read_text() == wanted:
         stamp.touch()
-        print("install: .venv is current")
+        say(f"{venv} is current", made)
         return 0
     started = time.monotonic()
+    stamp.unlink(missing_ok=True)  # half installed, it is not used
     if not (venv / "bin" / "pip").is_file() or venv_version(venv) != platform.python_version():
         if venv.is_symlink():
             raise EnvironmentProblem(
                 f"a link whose Python is not {platform.python_version()}; what it leads to is not ours to clear",
-                where=".venv",
+                where=str(venv),
                 fix="remove the link, or call make with the PYTHON that made it",
             )
-        say(f"creating .venv with Python {platform.python_version()}")
-        run_step([sys.executable, "-m", "venv", "--clear", str(venv)])
-    for title, arguments in steps(index, another_build=index != earlier):
-        say(title)
-        run_step([str(venv / "bin" / "python"), "-m", "pip", "install", *arguments])
-    kept_index.write_text(index)
+        say(f"creating {venv} with Python {platform.python_version()}", made)
+        run_step([sys.executable, "-m", "venv", "--clear", str(venv)], made)
+    another = index != earlier
+    for title, arguments in unsloth_steps(index, another) if made is UNSLOTH else steps(index, another_build=another):
+        say(title, made)
+        run_step([str(venv / "bin" / "python"), "-m", "pip", "install", *arguments], made)
+    (venv / "torch-index").write_text(index)
     stamp.write_text(wanted)
-    say(f"done in {time.monotonic() - started:.0f} s")
+    say(f"done in {time.monotonic() - started:.0f} s", made)
     return 0
 
 
@@ -99,7 +131,23 @@ def steps(torch_index: str, *, another_build: bool = False) -> list[tuple[str, l
     ]
 
 
-def run_step(command: list[str]) -> None:
+def unsloth_steps(torch_index: str, another_build: bool = False) -> list[tuple[str, list[str]]]:
+    """(title, pip arguments) of each step of the environment for unsloth.
+
+    torchvision is compiled against torch, so both come from one place. This project is used from where it lies: what
+    it requires of `.venv` is not what unsloth takes.
+    """
+    common = ["--disable-pip-version-check", "--no-compile", "-c", UNSLOTH.made_from[0]]
+    index = ["--index-url", torch_index, "--no-deps"] if torch_index else []
+    replace = ["--force-reinstall", "--no-deps"] if another_build else []
+    return [
+        ("1/3 torch", [*common, *index, *replace, "torch", "torchvision"]),
+        ("2/3 unsloth and what the worker imports", [*common, "setuptools", "unsloth", "unsloth_zoo", *UNSLOTH_BESIDE]),
+        ("3/3 sft-play", ["-q", *common, "--no-deps", "--no-build-isolation", "-e", "."]),
+    ]
+
+
+def run_step(command: list[str], made: Environment = STACK) -> None:
     """Run one command, its output on the terminal.
 
     Raises:
@@ -109,23 +157,23 @@ def run_step(command: list[str]) -> None:
     if done.returncode:
         raise EnvironmentProblem(
             f"`{' '.join(command[1:4])} ...` ended with {done.returncode}",
-            fix="see its lines above; make install goes on from here",
+            fix=f"see its lines above; make {made.command} goes on from here",
         )
 
 
-def fingerprint(torch_index: str) -> str:
+def fingerprint(torch_index: str, made: Environment = STACK) -> str:
     """What the environment was made from: the pins, the project file, the Python and the index."""
-    parts = [Path(name).read_text() for name in ("constraints.txt", "pyproject.toml")]
+    parts = [Path(name).read_text() for name in made.made_from]
     return hashlib.sha256("\0".join([*parts, platform.python_version(), torch_index]).encode()).hexdigest() + "\n"
 
 
-def say(text: str) -> None:
-    print(f"install: {text}", flush=True)
+def say(text: str, made: Environment = STACK) -> None:
+    print(f"{made.command}: {text}", flush=True)
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except SftPlayError as error:
         print(f"error: {error.line()}", file=sys.stderr)
         sys.exit(exit_code_of(error))

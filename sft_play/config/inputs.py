@@ -44,6 +44,7 @@ INPUTS_OF: dict[str, tuple[str, ...]] = {
     "setup-accelerate": ("INTERACTIVE", "ARGS", "PYTHON"),
     "slurm": ("CONFIG", "ARGS", "PYTHON"),
     "install": ("PYTHON", "TORCH_INDEX"),
+    "install-unsloth": ("PYTHON", "TORCH_INDEX"),
 }
 """What each command reads beside the keys."""
 
