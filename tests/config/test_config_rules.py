@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from written import ErrorLines, ResolveText
 
-from sft_play.config import data_rules, dist_rules, eval_rules, rules
+from sft_play.config import data_rules, dist_rules, eval_rules, rules, speed_rules
 from sft_play.config.rules import RULES
 
 _NO_ROWS = "model: {name: m}\ndata: {train: a.jsonl}\n"
@@ -56,6 +56,27 @@ REFUSED = [
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs a metric"),
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs evaluation"),
     ("early_stopping", "train: {early_stopping_threshold: 0.1}", "train.early_stopping_threshold has no effect"),
+    (
+        "smoothing_needs_all_logits",
+        "train: {loss: chunked, label_smoothing: 0.1}",
+        "train.loss: chunked does not go with train.label_smoothing: 0.1",
+    ),
+    (
+        "offload_or_compile",
+        "train: {activation_offloading: true, torch_compile: true}",
+        "train.activation_offloading: true does not go with train.torch_compile: true",
+    ),
+    ("fp8_trains_whole_weights", "train: {fp8: true}", "train.fp8: true does not go with tuning.mode: lora"),
+    (
+        "fp8_trains_whole_weights",
+        "tuning: {mode: full}\ntrain: {fp8: true, fp16: true}",
+        "train.fp8: true does not go with train.fp16: true",
+    ),
+    (
+        "fp8_trains_whole_weights",
+        "tuning: {mode: full}\ntrain: {fp8: true, bf16: false}",
+        "train.fp8: true does not go with train.bf16: false",
+    ),
     ("saving_settings_used", "train: {save_strategy: epoch, save_steps: 5}", "with train.save_strategy: epoch"),
     ("saving_settings_used", "train: {save_strategy: no, save_total_limit: 5}", "with train.save_strategy: no"),
     ("optimizer_settings_used", "train: {optim: sgd, adam_beta1: 0.8}", "with train.optim: sgd"),
@@ -126,6 +147,11 @@ DATA_REFUSED = [
         "data: {train: a, task: cpt, cross_documents: true, on_overlong: drop}",
         "data.on_overlong has no effect with data.cross_documents: true",
     ),
+    (
+        "rows_to_group",
+        "data: {train: a, packing: true}\ntrain: {group_by_length: true}",
+        "train.group_by_length has no effect with data.packing: true",
+    ),
 ]
 
 
@@ -152,7 +178,10 @@ def test_every_rule_is_tried_here() -> None:
         "split_used",
     }
     assert {rule.__name__ for rule in RULES} == tried
-    assert all(any(hasattr(module, name) for module in (rules, data_rules, dist_rules, eval_rules)) for name in tried)
+    assert all(
+        any(hasattr(module, name) for module in (rules, data_rules, dist_rules, eval_rules, speed_rules))
+        for name in tried
+    )
 
 
 @pytest.mark.parametrize(
