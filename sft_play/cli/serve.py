@@ -25,7 +25,7 @@ from sft_play.launch.tied import tied
 from sft_play.report.read import read_object
 
 HOST, PORT = "127.0.0.1", 8000
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost")
 PACKAGES = ("fastapi", "uvicorn", "openai")
 INSTALL = ".venv/bin/pip install -c constraints.txt -c constraints-serve.txt fastapi uvicorn openai"
 

@@ -100,7 +100,7 @@ def serve(speaker: Speaker, name: str, listening: socket.socket, *, local: bool)
     """
     app = build_app(speaker, name)
     if local:  # a page in a browser must not reach it under a name of its own
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     settings = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)
     uvicorn.Server(settings).run(sockets=[listening])
 
