@@ -22,7 +22,6 @@ from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import EnvironmentProblem
 from tests.tiny import ROOT, Workplace, make_workplace
 
-pytestmark = pytest.mark.xdist_group("serve")
 installed = pytest.mark.skipif(
     not all(map(find_spec, serve.PACKAGES)), reason="the packages of serve are not installed"
 )
