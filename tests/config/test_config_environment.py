@@ -131,7 +131,8 @@ def test_another_commands_inputs_are_refused_on_the_command_line_only(resolve_te
     with pytest.raises(SeveralErrors) as caught:
         resolve(Path("x.yaml"), {**line, "TRAIN_SEED": "1"}, inputs=INPUTS_OF["train"])
     assert caught.value.lines() == [
-        "RUN: is no input of this command -> make eval, infer, serve, chat, merge, export, push and report read it; this one reads CONFIG, ARGS, PYTHON",
+        "RUN: is no input of this command -> make eval, infer, serve, chat, merge, export, push and report read it; "
+        "this one reads CONFIG, ARGS, PYTHON",
         "SPLIT: is no input of this command -> make eval reads it; this one reads CONFIG, ARGS, PYTHON",
     ]
 

@@ -13,7 +13,8 @@ TARGETS = [
     "help", "install", "setup-accelerate", "demo", "config", "data-check", "plan", "gpu-info", "memory-check",
     "doctor",
     "train", "train-distributed", "train-deepspeed", "train-distributed-tb", "train-deepspeed-tb",
-    "verify-resume", "smoke", "slurm", "eval", "infer", "serve", "chat", "download", "merge", "export", "push", "report", "compare", "runs", "clean-runs", "tensorboard",
+    "verify-resume", "smoke", "slurm", "eval", "infer", "serve", "chat", "download",
+    "merge", "export", "push", "report", "compare", "runs", "clean-runs", "tensorboard",
     "test", "test-faults", "test-all", "soak", "bench-overhead", "docs",
 ]  # fmt: skip
 EXIT_CODES = {
