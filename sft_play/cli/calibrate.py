@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sft_play.cli.measured import measured_of
-from sft_play.cli.run_start import identities_of, say
+from sft_play.cli.run_start import check_backend, identities_of, say
 from sft_play.cli.train import prepare_data
 from sft_play.config.dump import render_config
 from sft_play.config.origin import Resolved
@@ -49,6 +49,7 @@ def calibrate(resolved: Resolved, environ: Mapping[str, str]) -> int:
     quiet |= {"metric_for_best_model": None, "load_best_model_at_end": False, "early_stopping_patience": None}
     config = resolved.config.model_copy(update={"train": resolved.config.train.model_copy(update=quiet)})
     hardware = select_gpus(probe_hardware(environment=environ), config.dist.gpus, default_count=1)
+    check_backend(config, hardware)
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     prepared = prepare_data(config, model.path)
     facts = read_model_facts(str(model.path))

@@ -145,5 +145,5 @@ def launcher_of(config: Config, stem: str, plan: Plan) -> str:
         port=dist.main_port if isinstance(dist.main_port, int) else DEFAULT_PORT if plan.nodes > 1 else None,
     )
     run = RunDir(Path(config.run.output_dir) / run_name(stem, config), dist.node_rank)
-    argv = launch_argv(plan, run, meeting)
+    argv = launch_argv(plan, run, meeting, config.tuning.backend)
     return shlex.join([Path(argv[0]).name, *argv[1:]])

@@ -11,12 +11,16 @@ from typing import Any
 
 from sft_play.config.schema import Config, TrainSection
 from sft_play.errors import ConfigError, DiskFullError, EnvironmentProblem, ResumeRefusedError
+from sft_play.facts.backends import unsloth_folder, unsloth_installed
 from sft_play.facts.data import DataFacts
+from sft_play.facts.hardware import Hardware
 from sft_play.facts.locate import ModelFolder
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import Plan
 from sft_play.plan.disk import estimate_run_bytes
+from sft_play.plan.fast import refuse_without_cuda
 from sft_play.record.checkpoints import newest_first, newest_good, step_of, sweep
+from sft_play.record.manifest import read_manifest, stamp_of
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import read_record, trim_metrics
 from sft_play.record.stamp import Identities
@@ -37,6 +41,41 @@ def refuse_finished(run: RunDir, config: Config) -> None:
             where=str(run.path),
             fix="RUN_RESUME=never trains it anew; a changed setting starts another run",
         )
+
+
+def refuse_other_backend(run: RunDir, config: Config) -> None:
+    """Told before what this machine lacks for the backend: no machine lets one go on with the other's checkpoint.
+
+    Raises:
+        ResumeRefusedError: the newest checkpoint was made by the other backend.
+    """
+    if config.run.resume == "never":
+        return
+    for folder in newest_first(run)[:1]:
+        try:
+            made = stamp_of(read_manifest(folder)).get("backend")
+        except (OSError, ValueError, AttributeError):  # damaged: what looks at all of it says so
+            return
+        if made not in (None, config.tuning.backend):
+            raise ResumeRefusedError(
+                f"checkpoint {folder.name} is of another run: backend",
+                where=str(run.path),
+                table=[("", "made by", "this run"), ("backend", str(made), config.tuning.backend)],
+            )
+
+
+def check_backend(config: Config, hardware: Hardware) -> None:
+    """What `tuning.backend: unsloth` needs here: a CUDA GPU, and its environment.
+
+    Raises:
+        EnvironmentProblem: it lacks one of them.
+    """
+    if config.tuning.backend != "unsloth":
+        return
+    refuse_without_cuda(config, hardware.gpus[0] if hardware.gpus else None)
+    if not unsloth_installed():
+        what = f"unsloth's environment is not installed ({unsloth_folder().name})"
+        raise EnvironmentProblem(what, where="tuning.backend", fix="make install-unsloth")
 
 
 def identities_of(config: Config, model: ModelFolder, data_fingerprint: str) -> Identities:

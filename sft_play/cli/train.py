@@ -16,12 +16,14 @@ from sft_play.cli.inputs import config_path
 from sft_play.cli.measured import measured_of
 from sft_play.cli.options import Options
 from sft_play.cli.run_start import (
+    check_backend,
     check_disk,
     check_nvme,
     check_rows,
     identities_of,
     refuse_finished,
     refuse_ignored,
+    refuse_other_backend,
     say,
 )
 from sft_play.cli.screen import live_screen
@@ -110,6 +112,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     run.create()
     with locked(run) as lock, shown(command, config, run) as ready, live_screen(config.dist.node_rank) as screen:
         refuse_finished(run, config)
+        refuse_other_backend(run, config)
+        check_backend(config, plan_inputs.hardware)
         check_disk(run, config, plan_inputs.facts)
         prepared = prepare_data(config, model.path, screen.say if screen else say)
         report_data(run, config, prepared, model.path)

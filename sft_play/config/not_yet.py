@@ -34,7 +34,7 @@ class NotYet:
         return ", ".join(show(value) for value in self.values) if self.values else "any value but the default"
 
 
-NOT_YET: tuple[NotYet, ...] = (NotYet(key="tuning.backend", values=("unsloth",)),)
+NOT_YET: tuple[NotYet, ...] = ()
 
 
 def unavailable(resolved: Resolved) -> tuple[NotAvailableError, ...]:

@@ -20,6 +20,7 @@ from sft_play.config.not_yet import NOT_YET, refuse_unavailable
 from sft_play.config.origin import Resolved
 from sft_play.config.schema import TuningMode
 from sft_play.config.speed_rules import SPEED_RULES
+from sft_play.config.unsloth_rules import UNSLOTH_RULES
 from sft_play.errors import ConfigError
 
 __all__ = ["NOT_YET", "RULES", "RUN_NAME_PATTERN", "check_rules", "refuse_unavailable"]
@@ -158,7 +159,7 @@ RULES: tuple[Rule, ...] = (
     one_precision, no_half_masters, scaled_learning_rate, revision_of_a_hub_model, pinned_remote_code,
     quantization_under_qlora, adapter_under_full, adapter_has_targets, steps_or_epochs, batch_divides,
     saving_settings_used, optimizer_settings_used, loader_workers,
-    run_name_is_a_folder, *DATA_RULES, *EVAL_RULES, *DIST_RULES, *SPEED_RULES,
+    run_name_is_a_folder, *DATA_RULES, *EVAL_RULES, *DIST_RULES, *SPEED_RULES, *UNSLOTH_RULES,
 )  # fmt: skip
 
 

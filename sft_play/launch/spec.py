@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +11,17 @@ from typing import Any
 
 from sft_play.config.schema import Config
 from sft_play.errors import ConfigError
+from sft_play.facts.backends import python_of
 from sft_play.launch.accelerate import render_accelerate
 from sft_play.launch.deepspeed import render_deepspeed
 from sft_play.launch.nodes import Meeting, accelerate_options, meeting_of, torchrun_options
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir
 
-WORKER = "sft_play.runtime.worker"
+WORKERS = {"bnb": "sft_play.runtime.worker", "unsloth": "sft_play.runtime.unsloth_worker"}
+# It asks the hub which machines it runs on unless told not to, and rewrites trl's trainers unless told that no GPU is
+# there: the run's own checks see to that, and the trainer stays the one that every backend has.
+UNSLOTH_SETTINGS = {"UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_ALLOW_CPU": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +62,31 @@ def uses_accelerate(plan: Plan, meeting: Meeting) -> bool:
     return needs_launcher(plan) and plan.device == "cuda" and not meeting.restarts
 
 
-def launch_argv(plan: Plan, run: RunDir, meeting: Meeting) -> tuple[str, ...]:
-    """The command line: the worker itself for one process, else accelerate or torchrun around it."""
-    worker = ("-m", WORKER, str(run.run_json))
+def launch_argv(plan: Plan, run: RunDir, meeting: Meeting, backend: str = "bnb") -> tuple[str, ...]:
+    """The command line: the worker itself for one process, else accelerate or torchrun around it.
+
+    A launcher starts its workers with the interpreter that it runs in, so both are the backend's.
+    """
+    python, worker = python_of(backend), ("-m", WORKERS[backend], str(run.run_json))
     if not needs_launcher(plan):
-        return (sys.executable, *worker)
+        return (python, *worker)
     if uses_accelerate(plan, meeting):
         launcher = ("accelerate.commands.launch", "--config_file", str(run.accelerate_yaml))
-        return (sys.executable, "-m", *launcher, *accelerate_options(meeting, processes=plan.world_size), *worker)
+        return (python, "-m", *launcher, *accelerate_options(meeting, processes=plan.world_size), *worker)
     options = torchrun_options(meeting, processes_here=plan.world_size // plan.nodes, run_id=run.path.name)
-    return (sys.executable, "-m", "torch.distributed.run", *options, *worker)
+    return (python, "-m", "torch.distributed.run", *options, *worker)
 
 
-def launch_environment(config: Config, plan: Plan) -> dict[str, str]:
+def launch_environment(config: Config, plan: Plan, run: RunDir | None = None) -> dict[str, str]:
     """What is added to the environment; NCCL's, gloo's and torch's own variables pass through as they are."""
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     # Without a GPU deepspeed announces its choice of the CPU on every import; naming it keeps that quiet.
     environment |= {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(plan.device_uuids)
+    if config.tuning.backend == "unsloth":
+        environment |= UNSLOTH_SETTINGS
+        if run is not None:  # else it writes what it generates into the folder that the command is given in
+            environment["UNSLOTH_COMPILE_LOCATION"] = str((run.launch / "unsloth").absolute())
     if config.dist.copy_engine_all_gather:
         environment["NCCL_CTA_POLICY"] = "2"  # zero CTAs: collectives in symmetric memory go over the copy engines
     if config.dist.copy_engine_send_recv:
@@ -123,7 +133,8 @@ def launch_spec(config: Config, plan: Plan, run: RunDir, inputs: WorkerInputs, *
         "longest_first": inputs.longest_first,
         "resume_from": str(inputs.resume_from) if inputs.resume_from else None,
     }
-    argv, environment = launch_argv(plan, run, meeting), launch_environment(config, plan)
+    argv = launch_argv(plan, run, meeting, config.tuning.backend)
+    environment = launch_environment(config, plan, run)
     return LaunchSpec(
         argv=argv,
         environment=environment,

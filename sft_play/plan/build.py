@@ -13,7 +13,14 @@ from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.communication import gloo_warning, why_no_device
 from sft_play.plan.derive import batch_request, choose_optimizer, longest_row, settings_variants
 from sft_play.plan.evaluation import Evaluation, EvaluationInputs, Mode, decide_evaluation
-from sft_play.plan.fast import choose_attention, choose_kernels, choose_loss, refuse_storage, speed_reasons
+from sft_play.plan.fast import (
+    choose_attention,
+    choose_kernels,
+    choose_loss,
+    refuse_storage,
+    refuse_without_cuda,
+    speed_reasons,
+)
 from sft_play.plan.memory import estimate
 from sft_play.plan.nearest import nearest_fitting
 from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
@@ -62,7 +69,7 @@ class Plan:
             step_seconds (at rows as they are, where those are known); flops_per_token and peak_flops_per_second (of
             all GPUs), which MFU is made of, 0 where unknown.
         loss, kernels: how the loss holds its logits (`full`, `chunked`, `fused`), and the library of fused layers
-            (`none`, `liger`, `hub`).
+            (`none`, `liger`, `hub`, `unsloth`).
         mfu_formula: what flops_per_token counts, in words; empty where unknown.
     """
 
@@ -155,8 +162,10 @@ def plan_of(inputs: PlanInputs, candidate: Candidate) -> Plan:
     Raises:
         ConfigError: the best checkpoint is to be chosen by a figure that its evaluations cannot have; 4-bit values are
             stored in a type that this strategy cannot shard.
+        EnvironmentProblem: the backend has no use for this machine.
     """
     config, gpu, settings = inputs.config, inputs.gpu, candidate.settings
+    refuse_without_cuda(config, gpu)
     refuse_storage(config, settings)
     evaluation = evaluation_of(inputs, candidate)
     memory = estimate(inputs.facts, evaluation.settings)

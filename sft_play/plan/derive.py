@@ -54,7 +54,7 @@ def settings_variants(
         seq_len=longest_row(config, data),
         padded=not config.data.packing and lengths_differ(data),
         packed=config.data.packing,
-        flattened=config.data.packing and choose_attention(config, gpu).startswith("flash"),
+        flattened=config.data.packing and takes_lengths(config, gpu),
         param_dtype=dtype,
         compute_dtype=autocast,
         optimizer=OPTIMIZERS[optimizer],
@@ -74,6 +74,11 @@ def settings_variants(
     asked = config.train.gradient_checkpointing
     kinds = (Checkpointing.NONE, Checkpointing.FULL) if asked == "auto" else (_KINDS[asked],)
     return tuple(replace(base, checkpointing=kind) for kind in kinds)
+
+
+def takes_lengths(config: Config, gpu: Gpu | None) -> bool:
+    """Whether packed documents lie in one row and attention is told their lengths."""
+    return config.tuning.backend == "unsloth" or choose_attention(config, gpu).startswith("flash")
 
 
 def refuse_contradictions(config: Config, gpu: Gpu | None) -> None:

@@ -23,6 +23,8 @@ LIGER_MODELS = frozenset(
         "qwen2", "qwen3", "qwen3_moe", "smollm3",
     }
 )  # fmt: skip
+# The same of unsloth 2026.10 (unsloth/models/loader.py); it would load others without the layers that it is fast by.
+UNSLOTH_MODELS = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
 # The import that shows that a package of kernels is there, by the value that asks for it.
 PACKAGES = {
     "flash_attention_2": "flash_attn",
@@ -61,7 +63,7 @@ def choose_loss(config: Config, gpu: Gpu | None) -> tuple[str, str]:
         EnvironmentProblem: the fused one without a GPU, or without Triton.
     """
     asked = config.train.loss
-    if asked == "fused":
+    if asked == "fused" and config.tuning.backend != "unsloth":
         if gpu is None:
             raise EnvironmentProblem(
                 "the fused loss is made of Triton kernels and needs a GPU",
@@ -74,6 +76,7 @@ def choose_loss(config: Config, gpu: Gpu | None) -> tuple[str, str]:
     if asked == "full":
         return "full", "loss full, as configured: all logits of a micro-batch are held at once"
     triton = gpu is not None and not gpu.amd and (gpu.packages is None or "triton" in gpu.packages)
+    triton = triton or (gpu is not None and config.tuning.backend == "unsloth")  # its environment has it
     if asked == "fused" or (asked == "auto" and triton):
         return "fused", "loss fused, a tile at a time in Triton kernels: logits are never held whole"
     return "chunked", "loss in chunks: logits are never held whole"
@@ -85,16 +88,21 @@ def planned_loss(config: Config, gpu: Gpu | None) -> Loss:
 
 
 def choose_kernels(config: Config, gpu: Gpu | None, model_type: str = "") -> tuple[str, str]:
-    """(`none`, `liger` or `hub`, reason).
+    """(`none`, `liger`, `hub` or `unsloth`, reason).
 
     Args:
         model_type: of config.json; empty where it is not known yet, and then nothing is refused for it.
 
     Raises:
-        ConfigError: liger does not know the architecture.
+        ConfigError: liger, or unsloth, does not know the architecture.
         EnvironmentProblem: the kernels asked for need a GPU or a package.
     """
     asked, key = config.model.kernels, "model.kernels"
+    if config.tuning.backend == "unsloth":
+        if model_type and model_type not in UNSLOTH_MODELS:
+            what = f"unsloth has no fast layers for {model_type}"
+            raise ConfigError(what, where="tuning.backend", fix="set tuning.backend: bnb")
+        return "unsloth", "kernels unsloth: fused adapters, norms, rotary embedding and MLP; it runs no other here"
     if asked == "none":
         return "none", "kernels none, as configured"
     if asked in ("liger", "hub"):
@@ -118,7 +126,8 @@ def choose_kernels(config: Config, gpu: Gpu | None, model_type: str = "") -> tup
 
 def planned_kernels(config: Config, gpu: Gpu | None, model_type: str = "") -> Kernels:
     """The library by its costs; those of the hub are not measured and counted as transformers' own."""
-    return Kernels.LIGER if choose_kernels(config, gpu, model_type)[0] == "liger" else Kernels.HF
+    library = {"liger": Kernels.LIGER, "unsloth": Kernels.UNSLOTH}
+    return library.get(choose_kernels(config, gpu, model_type)[0], Kernels.HF)
 
 
 def choose_attention(config: Config, gpu: Gpu | None) -> str:
@@ -169,6 +178,17 @@ def refuse_without_device(config: Config, gpu: Gpu | None) -> None:
         what = f"{name_of(gpu)} has no fp8 units"
         raise EnvironmentProblem(what, where="train.fp8", fix="remove it: bf16 is the fastest there")
     need_package(gpu, "fp8", "train.fp8")
+
+
+def refuse_without_cuda(config: Config, gpu: Gpu | None) -> None:
+    """unsloth's kernels are Triton's, and its environment is made for NVIDIA's GPUs.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    if config.tuning.backend == "unsloth" and (gpu is None or gpu.amd):
+        what = f"unsloth needs a CUDA GPU and {'none is seen' if gpu is None else f'{gpu.name} is none'}"
+        raise EnvironmentProblem(what, where="tuning.backend", fix="train where one is, or set TUNING_BACKEND=bnb")
 
 
 def refuse_storage(config: Config, settings: Settings) -> None:

@@ -65,7 +65,7 @@ LOSS_COSTS: dict[tuple[Kernels, Loss], LossCost] = {
     (Kernels.LIGER, Loss.CHUNKED): _TRL_CHUNKED,
     (Kernels.LIGER, Loss.FUSED): _FUSED,
     (Kernels.UNSLOTH, Loss.FULL): _TRITON_FULL,
-    (Kernels.UNSLOTH, Loss.CHUNKED): _FUSED,
+    (Kernels.UNSLOTH, Loss.CHUNKED): _TRL_CHUNKED,
     (Kernels.UNSLOTH, Loss.FUSED): _FUSED,
     (Kernels.TORCHTUNE, Loss.FULL): _HF_FULL,
     (Kernels.TORCHTUNE, Loss.CHUNKED): _TORCHTUNE_CHUNKED,

@@ -47,6 +47,8 @@ def select_gpus(hardware: Hardware, asked: Gpus, *, default_count: int | None) -
 
 
 ZERO = (Placement.ZERO1, Placement.ZERO2, Placement.ZERO3)
+# What unsloth's kernels take: whole weights, on one GPU or a copy on each.
+UNSLOTH = (Placement.SINGLE, Placement.DDP)
 SHARDS_WEIGHTS = (Placement.FSDP, Placement.HSDP, Placement.ZERO3)
 SHARDS_GRADIENTS = (*SHARDS_WEIGHTS, Placement.ZERO2)
 
@@ -62,6 +64,11 @@ def allowed_layouts(config: Config, placements: Sequence[Placement] = ()) -> tup
     """
     dist = config.dist
     offload = Offload(dist.cpu_offload)
+    if config.tuning.backend == "unsloth":
+        placements = [one for one in UNSLOTH if not placements or one in placements]
+        if not placements:
+            what = "unsloth trains on one GPU, or under DDP with a copy on each, which this command does not offer"
+            raise ConfigError(what, where="tuning.backend", fix="make train or make train-distributed, or use bnb")
     if dist.strategy is not Strategy.AUTO:
         return (_forced(Placement(dist.strategy.value), offload, config),)
     if dist.zero_level is not None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sft_play import __version__
 from sft_play.config.schema import Config, TuningMode
+from sft_play.facts.backends import versions_of
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import config_hash, must_match
 
 VERSION = 2
 STACK = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes", "deepspeed", "datasets", "tokenizers")
+STACK_OF = {"bnb": STACK, "unsloth": (*STACK, "unsloth", "unsloth_zoo", "triton")}
 # What a checkpoint holds would not go into another of these.
 NEVER_DIFFERS = ("backend", "mode", "quantization", "adapter", "base_model", "base_identity", "precision")
 # A run that goes on would not be the run it was; `--force` takes it nevertheless, and says so.
@@ -76,7 +77,7 @@ def make_stamp(config: Config, plan: Plan, identities: Identities) -> dict[str, 
         "settings": flat(must_match(config)),
         "data_fingerprint": identities.data,
         "python": platform.python_version(),
-        "versions": {name: installed_version(name) for name in STACK},
+        "versions": versions_of(config.tuning.backend, STACK_OF[config.tuning.backend]),
     }
 
 
@@ -119,11 +120,3 @@ _TOLD_BY = {
 
 def _told_already(key: str, told: set[str]) -> bool:
     return any(key.startswith(prefix) and field in told for prefix, field in _TOLD_BY.items())
-
-
-def installed_version(package: str) -> str:
-    """The installed version, or `absent`."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"

@@ -22,6 +22,7 @@ from sft_play.runtime.compiling import compiled_layers, decoder_layers
 from sft_play.runtime.fused import applied_kernels, applied_loss, fp8_layers
 from sft_play.runtime.model import DTYPES
 from sft_play.runtime.trainer import SftPlayTrainer
+from sft_play.runtime.unsloth import missing_layers
 
 
 class AppliedCallback(TrainerCallback):
@@ -109,9 +110,15 @@ def _fast(trainer: SftPlayTrainer, config: Config, plan: Plan) -> list[str]:
     """Attention, loss, kernels, compiled layers, fp8 and offloading, as the model has them when training begins."""
     model, train = trainer.model, config.train
     offloads = type(trainer.maybe_activation_offload_context).__name__ == "OffloadActivations"
-    layers = sum(1 for _ in decoder_layers(model))
+    found, attention = list(decoder_layers(model)), model.config.get_text_config()._attn_implementation
+    layers = len(found)
+    if plan.kernels == "unsloth":
+        special = missing_layers(found)
+        special += _difference("gradient checkpointing", plan.gradient_checkpointing, model.is_gradient_checkpointing)
+    else:
+        special = _difference("attention", plan.attention, attention)
     return [
-        *_difference("attention", plan.attention, model.config.get_text_config()._attn_implementation),
+        *special,
         *_difference("loss", plan.loss, applied_loss(model, trainer.args.device)),
         *_difference("kernels", plan.kernels, applied_kernels(model)),
         *_difference("compiled layers", layers if train.torch_compile else 0, compiled_layers(model)),

@@ -70,7 +70,7 @@ def build_arguments(config: Config, plan: Plan, run: RunDir, *, has_validation: 
         weight_decay=train.weight_decay,
         max_grad_norm=train.max_grad_norm,
         neftune_noise_alpha=train.neftune_noise_alpha,
-        gradient_checkpointing=plan.gradient_checkpointing,
+        gradient_checkpointing=plan.gradient_checkpointing and plan.kernels != "unsloth",  # it has its own
         activation_offloading=train.activation_offloading,
         use_liger_kernel=plan.kernels == "liger",
         liger_kernel_config=LIGER_LAYERS if plan.kernels == "liger" else None,

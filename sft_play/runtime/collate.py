@@ -27,11 +27,13 @@ class PackCollator:
         plain: collates rows without lengths.
         pad_id: fills packs up to the longest of the batch. The filling is a document of its own without labels.
         flat: one row of all documents, for kernels that take their lengths (flash attention); else a row a pack.
+        unsloth: name the lengths as its layers read them, which look at no positions for that.
     """
 
     plain: Any
     pad_id: int
     flat: bool
+    unsloth: bool = False
 
     def __call__(self, examples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if LENGTHS not in examples[0]:
@@ -51,6 +53,9 @@ class PackCollator:
         ids, labels, lengths = (
             list(chain.from_iterable(p[key] for p in packs)) for key in ("input_ids", "labels", LENGTHS)
         )
+        if self.unsloth:
+            told = {"packed_seq_lengths": torch.tensor(lengths, dtype=torch.int32)}
+            return {**_batch([ids], [labels], [positions(lengths)], real=len(ids)), **told}
         ends = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         numbers = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(torch.tensor(lengths))
         # What varlen kernels and short convolutions would else work out in every layer, waiting for the GPU.

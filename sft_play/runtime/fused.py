@@ -25,11 +25,17 @@ LIGER_LAYERS = {
 def set_loss(model: Any, plan: Plan, smoothing: float) -> None:
     """The loss that was planned: trl's tiles in Triton or in torch, or all logits at once.
 
-    trl takes Triton wherever it can; tiles in torch are had by telling it that there is none.
+    trl takes Triton wherever it can; tiles in torch are had by telling it that there is none. Before 1.16, which
+    unsloth's environment has, it knows no other.
     """
-    chunked_logprob._TRITON_AVAILABLE = chunked_logprob._TRITON_AVAILABLE and plan.loss == "fused"
+    chunked_logprob._TRITON_AVAILABLE = triton_is_taken() and plan.loss == "fused"
     if plan.loss == "full":
         use_full_loss(model, smoothing)
+
+
+def triton_is_taken() -> bool:
+    """Whether trl's tiles are computed in Triton where the device has it."""
+    return bool(getattr(chunked_logprob, "_TRITON_AVAILABLE", True))
 
 
 def applied_loss(model: Any, device: torch.device) -> str:
@@ -37,11 +43,14 @@ def applied_loss(model: Any, device: torch.device) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if getattr(base, MARK, False):
         return "full"
-    return "fused" if chunked_logprob._use_triton(device) else "chunked"
+    uses_triton = getattr(chunked_logprob, "_use_triton", None)
+    return "fused" if uses_triton is None or uses_triton(device) else "chunked"
 
 
 def applied_kernels(model: torch.nn.Module) -> str:
-    """`liger` where a layer computes with it, `hub` where the hub's kernels are on, else `none`."""
+    """`unsloth` or `liger` where a layer computes with it, `hub` where the hub's kernels are on, else `none`."""
+    if any(_home(module.forward).startswith("unsloth") for module in model.modules()):
+        return "unsloth"
     if any(_home(module.forward).startswith("liger_kernel") for module in model.modules()):
         return "liger"
     return "hub" if any(getattr(module, "_use_kernels", False) for module in model.modules()) else "none"

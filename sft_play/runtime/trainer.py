@@ -249,8 +249,9 @@ def build_trainer(
     train = job.config.train
     set_loss(trainer.model, job.plan, train.label_smoothing)
     trainer.step_rows_by_length = job.plan.global_batch if train.group_by_length else 0
-    flat = job.plan.attention.startswith("flash")
-    collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat)
+    unsloth = job.plan.kernels == "unsloth"
+    flat = unsloth or job.plan.attention.startswith("flash")
+    collator = PackCollator(trainer.data_collator, pad_id=tokenizer.pad_token_id, flat=flat, unsloth=unsloth)
     trainer.data_collator = SilentWhereEmpty(KeepNumbers(collator), silent_row(job.first_rows(rows)))
     text_tokenizer = load_text_tokenizer(job.model_path, job.config.model.chat_template)
     trainer.evaluation = TrainingEvaluation(trainer, job, held_out, text_tokenizer, ranks)

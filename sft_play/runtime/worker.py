@@ -52,6 +52,7 @@ from sft_play.runtime.spikes import spikes_of
 from sft_play.runtime.status import show_loading
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
+from sft_play.runtime.unsloth import load_unsloth
 from sft_play.runtime.watching import WatchCallback, summary_of
 
 PR_SET_PDEATHSIG = 1
@@ -65,9 +66,13 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     print(f"loading {config.model.name} as {plan.dtype} on {devices(plan)}")
     arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
     present_group(plan)
-    model = load_model(config, plan, job.model_path, ranks)
-    if config.tuning.mode is not TuningMode.FULL:
-        model = add_adapter(model, config)
+    model: Any
+    if config.tuning.backend == "unsloth":
+        model = load_unsloth(config, plan, job.model_path, job.run.launch, ranks)
+    else:
+        model = load_model(config, plan, job.model_path, ranks)
+        if config.tuning.mode is not TuningMode.FULL:
+            model = add_adapter(model, config)
     if config.train.fp8:
         use_fp8(model)
     if config.train.torch_compile:
