@@ -17,7 +17,7 @@ override SFT_PLAY := .venv/bin/python -m sft_play
 
 .PHONY: help install install-unsloth setup-accelerate demo config data-check plan gpu-info memory-check doctor train train-distributed \
 	train-deepspeed train-distributed-tb train-deepspeed-tb verify-resume smoke slurm eval infer \
-	serve chat download merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench-overhead docs
+	serve chat download merge export push report compare runs clean-runs tensorboard test test-faults test-all soak bench bench-overhead docs
 
 help: ## List the commands (this page)
 	@awk -f sft_play/cli/help.awk Makefile
@@ -129,6 +129,9 @@ test-all: $(READY) ## The long matrices too
 
 soak: $(READY) ## Kill a tiny run at random moments and compare it with the straight one, to the bit (KILLS=200, SEED=0)
 	@.venv/bin/python -m benchmarks.soak
+
+bench: $(READY) ## Measure this machine beside plain trl: speed, MFU, memory, start; writes docs/benchmarks.md (ARGS="--cases lora --quick")
+	@.venv/bin/python -m benchmarks.bench
 
 bench-overhead: $(READY) ## Speed and memory beside a plain SFTTrainer script, side by side in one run
 	@.venv/bin/python -m benchmarks.overhead

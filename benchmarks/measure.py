@@ -104,7 +104,7 @@ def run_case(case: Case, hardware: Hardware, *, steps: int, limit_seconds: float
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "result.json"
         command = [sys.executable, str(ROOT / "benchmarks" / "trial.py"), case.name, str(steps), str(left)]
-        code, words = _run(command, environ, limit_seconds, Path(folder) / "output.txt")
+        code, words = run_limited(command, environ, limit_seconds, Path(folder) / "output.txt")
         if left.is_file():
             return Result(case=case, figures=json.loads(left.read_text(encoding="utf-8")))
     if code is None:
@@ -114,7 +114,7 @@ def run_case(case: Case, hardware: Hardware, *, steps: int, limit_seconds: float
     return Result(case=case, figures={"outcome": outcome, "error": f"ended with {code}: {words}"})
 
 
-def _run(command: list[str], environ: dict[str, str], limit_seconds: float, log: Path) -> tuple[int | None, str]:
+def run_limited(command: list[str], environ: dict[str, str], limit_seconds: float, log: Path) -> tuple[int | None, str]:
     """(exit code, last line of its output); None for a process that was ended at its limit, with all its children."""
     with log.open("w", encoding="utf-8") as out:
         child = subprocess.Popen(command, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

@@ -124,7 +124,7 @@ def test_a_case_over_its_limit_is_a_failed_row() -> None:
 
 @pytest.mark.parametrize(("code", "outcome"), [(1, "failed"), (-11, "failed"), (-9, "oom")])
 def test_a_crash_is_a_row(monkeypatch: pytest.MonkeyPatch, code: int, outcome: str) -> None:
-    monkeypatch.setattr(measure, "_run", lambda *args: (code, "RuntimeError: no"))
+    monkeypatch.setattr(measure, "run_limited", lambda *args: (code, "RuntimeError: no"))
     result = measure.run_case(CPU_CASES[0], parse_hardware("cpu"), steps=3, limit_seconds=9)
     assert result.outcome == outcome
     assert "RuntimeError: no" in result.figures["error"]

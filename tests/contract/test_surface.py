@@ -15,7 +15,7 @@ TARGETS = [
     "train", "train-distributed", "train-deepspeed", "train-distributed-tb", "train-deepspeed-tb",
     "verify-resume", "smoke", "slurm", "eval", "infer", "serve", "chat", "download",
     "merge", "export", "push", "report", "compare", "runs", "clean-runs", "tensorboard",
-    "test", "test-faults", "test-all", "soak", "bench-overhead", "docs",
+    "test", "test-faults", "test-all", "soak", "bench", "bench-overhead", "docs",
 ]  # fmt: skip
 EXIT_CODES = {
     "DONE": 0,
