@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.options import Options
+from sft_play.facts.backends import unsloth_folder, unsloth_installed, versions_of
 from sft_play.facts.gpu_state import DriverState, GpuState, probe_gpu_state
 from sft_play.facts.hardware import GIB, Gpu, Hardware, LinkKind
 from sft_play.facts.probe import probe_free_ram_bytes, probe_hardware
@@ -22,7 +23,9 @@ STACK = (
     "safetensors", "tensorboard", "nvidia-ml-py",
 )  # fmt: skip
 # Named where they are installed, and missed by nobody where they are not.
-EXTRAS = ("flash-attn", "liger-kernel", "kernels", "unsloth", "triton")
+EXTRAS = ("flash-attn", "liger-kernel", "kernels", "triton")
+# What the environment for `tuning.backend: unsloth` is told by.
+UNSLOTH = ("unsloth", "trl", "transformers", "torch")
 WITHOUT_GPU = "without a GPU training runs on the CPU; HARDWARE=1xRTX4090 plans for a card that is elsewhere"
 
 
@@ -80,9 +83,18 @@ def _notes(hardware: Hardware, versions: Mapping[str, str]) -> Iterator[str]:
         yield "torch is a build for CPUs and will use none of these GPUs; make install TORCH_INDEX= takes another"
     if hardware.unequal:
         yield "these GPUs are unequal: a run over several is bound by the smallest and the slowest"
+    yield unsloth_words()
     for gpu in hardware.gpus:
         if not gpu.flops:
             yield f"GPU {gpu.index} is not in the catalog: its speed is unknown, plans for it show memory only"
+
+
+def unsloth_words() -> str:
+    """Whether the environment for `tuning.backend: unsloth` is there, and what it holds."""
+    if not unsloth_installed():
+        return "unsloth has no environment here; make install-unsloth makes it"
+    found = versions_of("unsloth", UNSLOTH)
+    return f"unsloth's environment {unsloth_folder().name}: {', '.join(f'{one} {two}' for one, two in found.items())}"
 
 
 def cpu_name() -> str:

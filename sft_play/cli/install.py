@@ -46,11 +46,6 @@ class Environment:
 
 STACK = Environment(command="install", folder=".venv", made_from=("constraints.txt", "pyproject.toml"))
 UNSLOTH = Environment(command="install-unsloth", folder=".venv-unsloth", made_from=("constraints-unsloth.txt",))
-# What sft_play itself imports where it trains, beside what unsloth brings.
-UNSLOTH_BESIDE = (
-    "evaluate", "gguf", "json5", "nvidia-ml-py", "pypdf", "python-docx", "rouge-score", "ruamel.yaml", "tensorboard",
-    "zstandard",
-)  # fmt: skip
 
 
 def main(argv: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> int:
@@ -134,16 +129,18 @@ def steps(torch_index: str, *, another_build: bool = False) -> list[tuple[str, l
 def unsloth_steps(torch_index: str, another_build: bool = False) -> list[tuple[str, list[str]]]:
     """(title, pip arguments) of each step of the environment for unsloth.
 
-    torchvision is compiled against torch, so both come from one place. This project is used from where it lies: what
-    it requires of `.venv` is not what unsloth takes.
+    Everything that is pinned is installed and nothing else: unsloth also asks for torchvision and xformers, which
+    models of texts do not need and which stop it where they are built for another torch. This project is used from
+    where it lies: what it requires of `.venv` is not what unsloth takes.
     """
     common = ["--disable-pip-version-check", "--no-compile", "-c", UNSLOTH.made_from[0]]
     index = ["--index-url", torch_index, "--no-deps"] if torch_index else []
     replace = ["--force-reinstall", "--no-deps"] if another_build else []
     return [
-        ("1/3 torch", [*common, *index, *replace, "torch", "torchvision"]),
-        ("2/3 unsloth and what the worker imports", [*common, "setuptools", "unsloth", "unsloth_zoo", *UNSLOTH_BESIDE]),
-        ("3/3 sft-play", ["-q", *common, "--no-deps", "--no-build-isolation", "-e", "."]),
+        ("1/4 torch", [*common, *index, *replace, "torch"]),
+        ("2/4 what torch needs", [*common, "torch"]),
+        ("3/4 unsloth and the stack", ["-q", *common[:2], "--no-deps", "-r", UNSLOTH.made_from[0]]),
+        ("4/4 sft-play", ["-q", *common, "--no-deps", "--no-build-isolation", "-e", "."]),
     ]
 
 

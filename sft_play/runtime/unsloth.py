@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoConfig, Trainer
 
 from sft_play.config.schema import Config, TuningMode
-from sft_play.errors import ConfigError
+from sft_play.errors import AppliedDiffersError, ConfigError
 from sft_play.plan.build import Plan
 from sft_play.runtime.dist import Ranks
 from sft_play.runtime.model import DTYPES, repair_generation_config
@@ -33,6 +33,7 @@ def load_unsloth(config: Config, plan: Plan, path: Path, folder: Path, ranks: Ra
         folder: where it may write what it needs while it loads.
 
     Raises:
+        AppliedDiffersError: it has given the model tokens of its own.
         ConfigError: an adapter that unsloth has no way to train.
     """
     lora = config.tuning.lora
@@ -53,6 +54,7 @@ def load_unsloth(config: Config, plan: Plan, path: Path, folder: Path, ranks: Ra
             random_state=config.train.seed,
         )
         repair_generation_config(model)
+        refuse_added_tokens(model, path)
         try:
             return fast.get_peft_model(
                 model,
@@ -75,6 +77,21 @@ def longest(config: Config, path: Path) -> int:
     """Longest row that the model is told of; beyond its positions unsloth would stretch them without asking."""
     text = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
     return min(config.model.max_seq_len, getattr(text, "max_position_embeddings", None) or config.model.max_seq_len)
+
+
+def refuse_added_tokens(model: Any, path: Path) -> None:
+    """Where a tokenizer names no padding that unsloth likes it adds one, and the adapter would fit no other base.
+
+    Raises:
+        AppliedDiffersError: the embedding has grown.
+    """
+    text = AutoConfig.from_pretrained(path, local_files_only=True).get_text_config()
+    rows = model.get_input_embeddings().weight.shape[0]
+    if rows != text.vocab_size:
+        what = f"unsloth made {rows} embeddings of the base's {text.vocab_size}"
+        raise AppliedDiffersError(
+            what, where=str(path), fix="give the tokenizer a pad_token, or use tuning.backend: bnb"
+        )
 
 
 @contextmanager

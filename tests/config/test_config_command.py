@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from written import BASE
 
+from sft_play.cli import config
 from sft_play.cli.config import main
 from sft_play.config.keys import KEYS, SECTIONS
+from sft_play.config.not_yet import NotYet
 from sft_play.errors import SftPlayError
 
 TEXT = BASE + "lr: 1e-4\ntrain:\n  batch_size: 4\ndist: {strategy: ddp}\n"
@@ -96,7 +98,10 @@ def test_without_a_config_a_key_is_still_explained(capsys: pytest.CaptureFixture
     assert "2 still to be set" in out
 
 
-def test_what_is_not_available_yet_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_available_yet_is_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "NOT_YET", (NotYet(key="tuning.backend", values=("unsloth",)),))
     environ = {"CONFIG": "x.yaml", "TUNING_BACKEND": "unsloth"}
     main([], environ)
     assert _rows(capsys.readouterr().out)["tuning.backend"][1].endswith("[not available yet]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from written import ResolveText
 
+from sft_play.config import not_yet
 from sft_play.config.keys import KEYS
 from sft_play.config.not_yet import NOT_YET, NotYet, unavailable
 from sft_play.config.origin import Origin, OriginKind, Resolved
@@ -47,11 +48,14 @@ def _resolved(name: str, value: object) -> Resolved:
     return Resolved(config=Config.model_validate(tree), origins=dict.fromkeys(KEYS, origin))
 
 
-CASES = [(entry, value) for entry in NOT_YET for value in entry.values or (_other_value(entry),)]
+# What an entry would be like, for the times when the table is empty.
+EXAMPLE = NotYet(key="tuning.backend", values=("unsloth",))
+CASES = [(entry, value) for entry in (*NOT_YET, EXAMPLE) for value in entry.values or (_other_value(entry),)]
 
 
 @pytest.mark.parametrize(("entry", "value"), CASES, ids=lambda part: getattr(part, "key", str(part)))
-def test_every_entry_refuses_by_name_and_place(entry: NotYet, value: object) -> None:
+def test_every_entry_refuses_by_name_and_place(entry: NotYet, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(not_yet, "NOT_YET", (entry,))
     with pytest.raises(SeveralErrors) as caught:
         refuse_unavailable(_resolved(entry.key, value))
     (error,) = caught.value.errors
@@ -82,6 +86,7 @@ WORKING = [
     ("model.chat_template", "templates/mine.jinja"),
     ("model.chat_template", "chatml"),
     ("model.trust_remote_code", True),
+    ("tuning.backend", "unsloth"),
     ("tuning.mode", "qlora"),
     ("tuning.mode", "full"),
     ("tuning.quantization.type", "fp4"),
@@ -123,8 +128,9 @@ def test_what_works_is_not_refused(name: str, value: object) -> None:
     assert unavailable(_resolved(name, value)) == ()
 
 
-def test_all_refusals_come_at_once(resolve_text: ResolveText) -> None:
+def test_all_refusals_come_at_once(resolve_text: ResolveText, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(not_yet, "NOT_YET", (EXAMPLE, NotYet(key="run.name")))
     with pytest.raises(SeveralErrors) as caught:
-        refuse_unavailable(resolve_text("tuning: {backend: unsloth}\n"))
+        refuse_unavailable(resolve_text("tuning: {backend: unsloth}\nrun: {name: x}\n"))
     places = {error.where for error in caught.value.errors}
-    assert places == {"x.yaml:3"}
+    assert places == {"x.yaml:3", "x.yaml:4"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from written import ErrorLines, ResolveText
 
-from sft_play.config import data_rules, dist_rules, eval_rules, rules, speed_rules
+from sft_play.config import data_rules, dist_rules, eval_rules, rules, speed_rules, unsloth_rules
 from sft_play.config.rules import RULES
 
 _NO_ROWS = "model: {name: m}\ndata: {train: a.jsonl}\n"
@@ -25,6 +25,16 @@ REFUSED = [
         "train.lr_base_batch has no effect with train.lr_scaling: none",
     ),
     ("quantization_under_qlora", "tuning: {quantization: {type: nf4}}", "has no effect with tuning.mode: lora"),
+    ("unsloth_trains_adapters", "tuning: {backend: unsloth, mode: full}", "trains adapters, and tuning.mode"),
+    ("unsloth_replaces", "tuning: {backend: unsloth}\ntrain: {torch_compile: true}", "compiles what pays itself"),
+    (
+        "unsloth_replaces",
+        "tuning: {backend: unsloth, lora: {use_dora: true}}",
+        "tuning.lora.use_dora: true does not go",
+    ),
+    ("unsloth_replaces", "tuning: {backend: unsloth}\ntrain: {loss: chunked}", "train.loss: chunked does not go with"),
+    ("unsloth_keeps_weights_whole", "tuning: {backend: unsloth}\ndist: {strategy: fsdp}", "one GPU, or DDP"),
+    ("unsloth_keeps_weights_whole", "tuning: {backend: unsloth}\ndist: {zero_level: 2}", "dist.zero_level: 2 does not"),
     ("adapter_under_full", "tuning: {mode: full, lora: {r: 16}}", "tuning.lora.r has no effect with tuning.mode: full"),
     ("adapter_has_targets", "tuning: {lora: {target_modules: []}}", "nothing would be trained"),
     ("steps_or_epochs", "train: {max_steps: 9, epochs: 1}", "train.epochs has no effect with train.max_steps: 9"),
@@ -176,10 +186,11 @@ def test_every_rule_is_tried_here() -> None:
         "revision_of_a_hub_model",
         "best_model_is_saved",
         "split_used",
+        "unsloth_dropout",
     }
     assert {rule.__name__ for rule in RULES} == tried
     assert all(
-        any(hasattr(module, name) for module in (rules, data_rules, dist_rules, eval_rules, speed_rules))
+        any(hasattr(module, name) for module in (rules, data_rules, dist_rules, eval_rules, speed_rules, unsloth_rules))
         for name in tried
     )
 

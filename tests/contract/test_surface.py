@@ -10,8 +10,8 @@ from sft_play.runtime.trainer import SftPlayTrainer
 from tests.tiny import ROOT
 
 TARGETS = [
-    "help", "install", "setup-accelerate", "demo", "config", "data-check", "plan", "gpu-info", "memory-check",
-    "doctor",
+    "help", "install", "install-unsloth", "setup-accelerate", "demo", "config", "data-check", "plan", "gpu-info",
+    "memory-check", "doctor",
     "train", "train-distributed", "train-deepspeed", "train-distributed-tb", "train-deepspeed-tb",
     "verify-resume", "smoke", "slurm", "eval", "infer", "serve", "chat", "download",
     "merge", "export", "push", "report", "compare", "runs", "clean-runs", "tensorboard",

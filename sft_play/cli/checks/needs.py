@@ -10,16 +10,18 @@ from pathlib import Path
 
 from sft_play.cli.checks.finding import Finding, Scope, existing_part, fail, failed, ok, warning
 from sft_play.cli.checks.network import ask_hub, hub_of, offline_by
-from sft_play.cli.gpu_info import gib
+from sft_play.cli.gpu_info import gib, unsloth_words
 from sft_play.config.not_yet import unavailable
 from sft_play.config.origin import Resolved
 from sft_play.config.schema import Config
 from sft_play.errors import SftPlayError
+from sft_play.facts.backends import unsloth_installed
 from sft_play.facts.locate import check_model_folder, find_model
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.probe import probe_hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.disk import estimate_run_bytes
+from sft_play.plan.fast import refuse_without_cuda
 from sft_play.plan.select import select_gpus
 
 BYTES_A_WEIGHT = 2
@@ -42,6 +44,8 @@ def check_needs(scope: Scope, resolved: Resolved) -> Iterator[Finding]:
     else:
         yield from check_room(scope, facts)
     yield check_packages(config)
+    if config.tuning.backend == "unsloth":
+        yield from check_unsloth(scope)
     if config.dist.cpu_offload != "none" or config.dist.nvme_path:
         yield check_offload(config)
 
@@ -133,7 +137,6 @@ def check_packages(config: Config) -> Finding:
     wanted = {
         "model.attention": ATTENTION.get(config.model.attention),
         "model.kernels": KERNELS.get(config.model.kernels),
-        "tuning.backend": "unsloth" if config.tuning.backend == "unsloth" else None,
         "dist.strategy": "deepspeed" if config.dist.zero_level or config.dist.strategy.startswith("zero") else None,
         **{f"run.report_to {one}": TRACKERS[one] for one in config.run.report_to},
     }
@@ -143,6 +146,17 @@ def check_packages(config: Config) -> Finding:
         return ok("its packages", ", ".join(needed.values()) or "none beyond the stack")
     found = ", ".join(f"{key} needs {package}" for key, package in missing.items())
     return fail("its packages", found, f".venv/bin/pip install the missing, or change {', '.join(missing)}")
+
+
+def check_unsloth(scope: Scope) -> Iterator[Finding]:
+    """The environment of `tuning.backend: unsloth`, and a GPU for it."""
+    words = unsloth_words()
+    yield ok("unsloth", words) if unsloth_installed() else fail("unsloth", words, "make install-unsloth")
+    gpus = scope.hardware.gpus if scope.hardware else ()
+    try:
+        refuse_without_cuda(scope.config, gpus[0] if gpus else None)
+    except SftPlayError as error:
+        yield from failed("unsloth's GPU", error)
 
 
 def check_offload(config: Config) -> Finding:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from sft_play.cli.checks.finding import Finding, Scope, fail, ok, warning
-from sft_play.cli.gpu_info import STACK
+from sft_play.cli.gpu_info import STACK, unsloth_words
 from sft_play.cli.install import OLDEST_PYTHON, SYSTEMS
 
 INSTALL = "make install brings .venv back to the pins"
@@ -21,6 +21,7 @@ def check_program(scope: Scope) -> Iterator[Finding]:
     """Python, packages and text encoding."""
     yield check_python(sys.version_info[:2], platform.system())
     yield from check_pins(scope.constraints)
+    yield ok("unsloth", unsloth_words())
     yield check_encoding(sys.getfilesystemencoding(), locale.getpreferredencoding(False))
 
 
