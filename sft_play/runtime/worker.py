@@ -166,9 +166,11 @@ def check_device(job: Job) -> None:
         AppliedDiffersError: a GPU was planned and torch sees none.
     """
     if job.plan.device == "cuda" and not torch.cuda.is_available():
+        unsloth = job.config.tuning.backend == "unsloth"
+        build = f"install the CUDA build (make {'install-unsloth' if unsloth else 'install'} TORCH_INDEX=...)"
         raise AppliedDiffersError(
             f"{job.plan.device_name} was planned and torch {torch.__version__} sees no GPU",
-            fix="install the CUDA build (make install TORCH_INDEX=...), or train on the CPU with CUDA_VISIBLE_DEVICES=",
+            fix=build if unsloth else f"{build}, or train on the CPU with CUDA_VISIBLE_DEVICES=",
         )
 
 
