@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_cases import BenchCase, chosen_cases
-from benchmarks.bench_page import merged, ratio, speed_text, write_page
+from benchmarks.bench_page import MOST_BUSY, merged, ratio, speed_text, write_page
 from benchmarks.bench_sides import OURS, PLAIN, UNSLOTH, Bench, summary
 from benchmarks.measure import ROOT, commit, probe_device, versions
 from sft_play.facts.hardware import GIB, Hardware
 
-CPU_STEPS, GPU_STEPS, QUICK_STEPS = 8, 20, 3
+CPU_STEPS, GPU_STEPS, QUICK_STEPS = 12, 20, 3
 CPU_ROUNDS, GPU_ROUNDS = 2, 1
 CPU_TOTAL_SECONDS = 270.0
 UNSLOTH_READY = ROOT / ".venv-unsloth/installed"
@@ -59,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     settle(chosen, on_gpu=on_gpu)
     print(f"{len(cases)} cases on {device_name(hardware)}{'' if on_gpu else ': small ones'}", flush=True)
-    rows = {case.name: empty_row(case, chosen, hardware) for case in cases}
+    busy = busy_share()
+    if busy > MOST_BUSY:
+        print(f"warning: other work takes {100 * busy:.0f}% of the processors, so the figures will be off", flush=True)
+    rows = {case.name: {**empty_row(case, chosen, hardware), "busy": round(busy, 3)} for case in cases}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="sft-play-bench-") as place:
         bench = Bench(folder=Path(place), steps=chosen.steps, limit=chosen.limit)
@@ -114,6 +117,7 @@ def empty_row(case: BenchCase, chosen: argparse.Namespace, hardware: Hardware) -
         "date": date.today().isoformat(),
         "commit": commit(),
         "versions": versions(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS") or hardware.cpu_cores),
         "command": f'make bench ARGS="{again}"',
     }
     reason = case.why_not(hardware)
@@ -150,6 +154,24 @@ def device_name(hardware: Hardware) -> str:
     names = re.findall(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.M) if cpuinfo.exists() else []
     name = names[0] if names else platform.machine()
     return f"CPU: {name}, {hardware.cpu_cores} cores, {hardware.ram_bytes / GIB:.0f} GiB"
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """The share of all cores' time that other work took just now; 0 where the system does not tell."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    before = _ticks(stat)
+    time.sleep(seconds)
+    after = _ticks(stat)
+    idle, total = (after[at] - before[at] for at in (0, 1))
+    return 1 - idle / total if total else 0.0
+
+
+def _ticks(stat: Path) -> tuple[int, int]:
+    """(idle, all) since the machine started; waiting for a disk is idle, guests are counted as user time."""
+    user, nice, system, idle, waiting, *others = map(int, stat.read_text().splitlines()[0].split()[1:9])
+    return idle + waiting, user + nice + system + idle + waiting + sum(others)
 
 
 def places(output: Path | None) -> tuple[Path, Path]:

@@ -12,8 +12,25 @@ from pygal.etree import etree
 from pygal.style import CleanStyle
 
 from benchmarks.bench_sides import OURS, PLAIN, UNSLOTH, summary
+from sft_play.report.charts import ticks_of
 
 GIB = 2**30
+# Share of the processors that other work may take before the figures are no longer worth much.
+MOST_BUSY = 0.2
+LOOK = CleanStyle(
+    background="#ffffff",
+    plot_background="#ffffff",
+    colors=("#1f6fb2", "#c2571a"),
+    value_colors=("#ffffff", "#ffffff"),
+    opacity="1",
+    font_family="sans-serif",
+    value_font_family="sans-serif",
+    title_font_family="sans-serif",
+    title_font_size=14,
+    legend_font_size=12,
+    label_font_size=12,
+    value_font_size=12,
+)
 INTRODUCTION = """# Benchmarks
 
 `make bench` measures the machine it runs on, and writes this page and its picture. `make bench ARGS="--cases NAME,..."`
@@ -80,11 +97,16 @@ def render_page(machines: Sequence[dict[str, Any]], picture: str) -> str:
 def section(machine: dict[str, Any]) -> str:
     """One machine: figures, then what the plan chose and how to measure a row again."""
     rows = machine["rows"]
+    busy = max((row.get("busy", 0.0) for row in rows), default=0.0)
     unsloth = any(UNSLOTH in row.get("sides", {}) for row in rows)
     heads = ["case", "tokens/s", "plain trl", "times", *(["unsloth"] if unsloth else []), "MFU", "peak GiB",
              "plain trl", "first step", "plain trl", "published"]  # fmt: skip
     lines = [f"## {machine['device']}\n", *([] if machine["on_gpu"] else [SMALL_WORDS + "\n"])]
     lines += [table(heads, [figures_of(row, unsloth=unsloth) for row in rows]), ""]
+    if busy > MOST_BUSY:
+        lines.append(
+            f"Other work took up to {100 * busy:.0f}% of the processors when this was measured: the ratios are off.\n"
+        )
     lines += [table(["case", "what", "the plan chose", "measured"], [settings_of(row) for row in rows]), ""]
     lines += [f"- `{row['command']}`" for row in rows if "sides" in row]
     said = dict.fromkeys(f"{row['date']}, commit {row['commit'] or 'unknown'}: {row['versions']}" for row in rows)
@@ -118,7 +140,12 @@ def settings_of(row: dict[str, Any]) -> list[str]:
         words = f"{precision}, {plan['attention']}, loss {plan['loss']}, kernels {plan['kernels']}, {plan['optimizer']}"
         words += f", {checkpointing}"
     rounds = max((len(one) for one in row.get("sides", {}).values()), default=0)
-    return [f"`{row['case']}`", what, words, f"{row['date']}, {rounds} x {row['steps']} steps"]
+    return [
+        f"`{row['case']}`",
+        what,
+        words,
+        f"{row['date']}, {rounds} x {row['steps']} steps, {row['threads']} threads",
+    ]
 
 
 def published_text(row: dict[str, Any]) -> str:
@@ -167,17 +194,19 @@ def render_picture(machines: Sequence[dict[str, Any]]) -> str:
     rows = [(machine, row) for machine in machines for row in machine["rows"] if "sides" in row][::-1]
     found = [(row, *(summary(row["sides"].get(side, [])) for side in (OURS, PLAIN))) for _, row in rows]
     chart = pygal.HorizontalBar(
-        style=CleanStyle(background="#ffffff", plot_background="#ffffff", colors=("#1f6fb2", "#c2571a")),
+        style=LOOK,
         js=[], width=760, height=130 + 34 * max(1, len(rows)), margin=12, disable_xml_declaration=True,
         title="speed: times plain trl in the same run", legend_at_bottom=True, truncate_label=-1, truncate_legend=-1,
         print_values=True, include_x_axis=True, value_formatter=lambda value: f"{value:.2f}" if value else "",
     )  # fmt: skip
     chart.uuid = "benchmarks"
+    speeds = [ratio(ours, plain) for _, ours, plain in found]
+    published = [over_published(row, ours) for row, ours, _ in found]
+    chart.y_labels = ticks_of(0.0, max([1.0, *speeds, *published]))
     chart.x_labels = [f"{row['case']}, {'GPU' if machine['on_gpu'] else 'CPU'}" for machine, row in rows]
-    chart.add("times plain trl", [ratio(ours, plain) or None for _, ours, plain in found])
-    published = [over_published(row, ours) or None for row, ours, _ in found]
+    chart.add("times plain trl", [speed or None for speed in speeds])
     if any(published):
-        chart.add("times the published figure", published)
+        chart.add("times the published figure", [one or None for one in published])
     root = chart.render_tree()
     for parent in list(root.iter()):
         for child in list(parent):

@@ -163,3 +163,15 @@ def test_an_unknown_case_is_one_line(capsys: pytest.CaptureFixture[str]) -> None
 def test_processes_get_one_gpu_and_nothing_of_make() -> None:
     given = clean({"ARGS": "--quick", "CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/h"})
     assert (given["CUDA_VISIBLE_DEVICES"], given["HOME"], "ARGS" in given) == ("2", "/h", False)
+
+
+def test_other_work_is_seen_and_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            assert bench.busy_share(0.5) > 0.5 / (os.cpu_count() or 1)
+        finally:
+            other.kill()
+    row = {**gpu_row("llama-3-8b-lora-4096", ours=[side(plan=a_plan())], plain=[side()]), "busy": 0.9}
+    assert "Other work took up to 90%" in render_page([{"device": "x", "on_gpu": True, "rows": [row]}], "x.svg")
+    row["busy"] = 0.01
+    assert "Other work" not in render_page([{"device": "x", "on_gpu": True, "rows": [row]}], "x.svg")
