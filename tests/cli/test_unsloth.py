@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sft_play.facts.backends import FOLDER
 from sft_play.facts.probe import probe_hardware
 from sft_play.record.manifest import NAME, read_manifest
 from tests.cli.fake_gpus import TwoGpus, install
-from tests.tiny import Workplace
+from tests.tiny import ROOT, Workplace
 
 HERE = {"TUNING_BACKEND": "unsloth", "MODEL_DTYPE": "auto"}
 
@@ -95,3 +96,13 @@ def test_its_result_is_an_adapter_that_the_plain_stack_loads(workplace: Workplac
     told.write_text(json.dumps(job))
     done = workplace.run("infer", RUN="runs/tiny", ARGS="--prompt hello --max-new-tokens 4")
     assert done.code == 0, done.err
+
+
+def test_the_plan_of_its_page_and_its_preset(workplace: Workplace) -> None:
+    page = (ROOT / "docs/unsloth.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"`make plan (CONFIG=\S+) (HARDWARE=\S+)`", page)
+    config, hardware = (word.partition("=")[2] for word in line)
+    done = workplace.run("plan", CONFIG=str(ROOT / config), HARDWARE=hardware)
+    assert done.code == 0, done.err
+    assert "kernels unsloth" in done.out
+    assert "sft_play.runtime.unsloth_worker" in done.out
