@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sft_play.cli.inputs import run_folder
-from sft_play.cli.merge import merge_parts, parts_of_run, quiet
+from sft_play.cli.merge import merge_parts, parts_of_run, quiet, refuse_damaged
 from sft_play.cli.merge import parser as merge_parser
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import ModelError, UsageError
 from sft_play.facts.locate import locate_model
-from sft_play.record.results import is_merged_from
+from sft_play.record.results import is_merged_from, refuse_overlap
+from sft_play.record.staging import staged
 
 FORMATS = ("safetensors", "gguf")
+# The first bytes of such a file.
+GGUF = b"GGUF"
 FORMS = "make export RUN=runs/NAME FORMAT=safetensors, or MODEL=folder FORMAT=gguf ARGS='--output file.gguf'"
 
 
@@ -53,7 +56,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if environ.get("MODEL") and options.output is None:
         raise UsageError("--output is missing: without a run there is no folder for the result", fix=FORMS)
     if options.output is not None:
-        refuse_existing(options.output, options)
+        refuse_existing(options.output, form, options)
     finished = find_finished(environ)
     if form == "gguf":
         export_gguf(finished, options)
@@ -94,12 +97,15 @@ def find_finished(environ: Mapping[str, str]) -> Finished:
         )
     folder = run_folder(str(run), "RUN", environ)
     if (folder / "model").is_dir() and not (folder / "adapter").is_dir():
+        refuse_damaged(folder / "model")
         quiet()
         return Finished(folder=folder / "model", run=folder, title=folder.resolve().name, trust_remote_code=False)
     parts = parts_of_run(folder)
     if not is_merged_from(folder / "model", parts.adapter / "adapter_model.safetensors"):
         print("the run's adapter is merged first", flush=True)
         merge_parts(parts, folder / "model", merge_parser().parse_args([]))
+    else:
+        refuse_damaged(folder / "model")
     return Finished(
         folder=folder / "model",
         run=folder,
@@ -119,17 +125,18 @@ def export_folder(finished: Finished, options: argparse.Namespace) -> None:
     from sft_play.runtime.merge import check_disk
 
     target = finished.folder
-    if options.output is not None:
-        target = options.output.with_name(f".{options.output.name}.new")
-        shutil.rmtree(target, ignore_errors=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check_disk(target.parent, sum(file.stat().st_size for file in finished.folder.rglob("*") if file.is_file()))
-        shutil.copytree(finished.folder, target)
-    found = load_elsewhere(target, trust_remote_code=finished.trust_remote_code)
-    if options.output is not None:
-        remove(options.output)
-        target.rename(options.output)
+    if options.output is None:
+        found = load_elsewhere(target, trust_remote_code=finished.trust_remote_code)
+    else:
         target = options.output
+        refuse_overlap(target, finished.folder)
+        with staged(target) as copy:
+            size = sum(file.stat().st_size for file in finished.folder.rglob("*") if file.is_file())
+            check_disk(copy.parent, size)
+            shutil.copytree(finished.folder, copy)
+            found = load_elsewhere(copy, trust_remote_code=finished.trust_remote_code)
+            shutil.rmtree(target, ignore_errors=True)
+            copy.rename(target)
     print(
         f"loaded by transformers in a fresh process: {found['parameters']:,} parameters in {found['dtype']};"
         f" it answers {found['answer']!r}"
@@ -153,38 +160,35 @@ def export_gguf(finished: Finished, options: argparse.Namespace) -> None:
     own = (finished.run or Path()) / "gguf" / f"{finished.title}-{kind}.gguf"
     target: Path = options.output or own
     text = modelfile(load_text_tokenizer(finished.folder), target.name) if options.ollama else None
-    target.parent.mkdir(parents=True, exist_ok=True)
-    check_disk(target.parent, size_of_gguf(finished.folder, kind))
-    staging = target.with_name(f".{target.name}.new")
-    try:
+    card = target.parent / "Modelfile"
+    if text is not None and options.output is not None and card.exists() and not options.force:
+        raise ModelError("something is there already", where=str(card), fix="choose another folder, or --force")
+    size = size_of_gguf(finished.folder, kind)
+    with staged(target) as staging:
+        check_disk(staging.parent, size)
         write_gguf(finished.folder, staging, kind, finished.title)
         found = check_gguf(finished.folder, staging)
         staging.rename(target)
-    finally:
-        staging.unlink(missing_ok=True)
     types = ", ".join(f"{count} {name}" for name, count in found["types"].items())
     print(
         f"read back: {found['tensors']} tensors ({types}), each as its type has it, {found['largest']:.2g} off at most"
     )
     print(f"the file is {target}, {target.stat().st_size / 2**20:,.0f} MiB", flush=True)
     if text is not None:
-        (target.parent / "Modelfile").write_text(text, encoding="utf-8")
-        print(f"ollama create {finished.title} -f {target.parent / 'Modelfile'}", flush=True)
+        card.write_text(text, encoding="utf-8")
+        print(f"ollama create {finished.title} -f {card}", flush=True)
 
 
-def refuse_existing(place: Path, options: argparse.Namespace) -> None:
-    """Raises: ModelError: something is there already, and --force is not given, or it is a folder of others."""
+def refuse_existing(place: Path, form: str, options: argparse.Namespace) -> None:
+    """Raises: ModelError: something is there, and --force is not given or it is nothing that this program writes."""
     if not place.exists():
         return
-    if place.is_dir() and not (place / "manifest.json").is_file():
-        raise ModelError("a folder is there that this program did not write", where=str(place), fix="choose another")
+    if form == "gguf":
+        ours = place.is_file() and place.open("rb").read(len(GGUF)) == GGUF
+    else:
+        ours = (place / "manifest.json").is_file()
+    if not ours:
+        kind = "folder" if place.is_dir() else "file"
+        raise ModelError(f"a {kind} is there that this program did not write", where=str(place), fix="choose another")
     if not options.force:
         raise ModelError("something is there already", where=str(place), fix="choose another place, or --force")
-
-
-def remove(place: Path) -> None:
-    """Take away what `refuse_existing` let pass."""
-    if place.is_dir():
-        shutil.rmtree(place)
-    else:
-        place.unlink(missing_ok=True)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.cli.inputs import run_folder
-from sft_play.cli.options import Options, positive
+from sft_play.cli.options import Options, positive, share
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import ModelError, SftPlayError, UsageError
 from sft_play.facts.locate import locate_model
-from sft_play.record.results import refuse_output
+from sft_play.record.manifest import folder_problem
+from sft_play.record.results import refuse_output, refuse_overlap
 from sft_play.report.card import model_card
 from sft_play.report.read import read_run
 
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--dtype", choices=("bf16", "fp32"), help="of the result; by default as the base's files")
     result.add_argument("--output", type=Path, help="its folder; by default model/ in the run's")
     result.add_argument("--rows", type=positive, default=4, help="rows that the check compares on")
-    result.add_argument("--bound", type=float, help="largest difference, as a share of the largest logit")
+    result.add_argument("--bound", type=share, help="largest difference, as a share of the largest logit")
     result.add_argument("--data", help="file of rows to compare on, in place of the run's own")
     result.add_argument("--force", action="store_true", help="replace another result of this program too")
     return result
@@ -99,7 +100,7 @@ def parts_of_run(folder: Path) -> Parts:
     """Base and adapter of a run.
 
     Raises:
-        ModelError: it trained a whole model, has no result yet, or its base is gone.
+        ModelError: it trained a whole model, has no result yet or a damaged one, or its base is gone.
     """
     if not (folder / "run.json").is_file():
         raise ModelError("there is no run.json", where=str(folder), fix="make runs lists the runs")
@@ -108,6 +109,7 @@ def parts_of_run(folder: Path) -> Parts:
             fix = f"use {folder / 'model'} as it is, or make export"
             raise ModelError("the run trained the whole model: there is no adapter", where=str(folder), fix=fix)
         raise ModelError("the run has no result yet", where=str(folder), fix="finish it with make train")
+    refuse_damaged(folder / "adapter")
     quiet()
     from sft_play.runtime.job import read_job
 
@@ -116,6 +118,13 @@ def parts_of_run(folder: Path) -> Parts:
         fix = "name it with MODEL= and ADAPTER="
         raise ModelError("the run's base model is not there any more", where=str(job.model_path), fix=fix)
     return Parts(base=job.model_path, adapter=folder / "adapter", run=folder, job=job)
+
+
+def refuse_damaged(result: Path) -> None:
+    """Raises: ModelError: a file of a run's result is not what the run has written."""
+    if problem := folder_problem(result):
+        fix = "take a good copy of it; MODEL= in place of RUN= takes folders as they are"
+        raise ModelError(f"the result is not whole: {problem}", where=str(result), fix=fix)
 
 
 def quiet() -> None:
@@ -131,6 +140,7 @@ def quiet() -> None:
 def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None:
     """Merge, check and say what came out."""
     refuse_output(output, force=options.force)
+    refuse_overlap(output, parts.base, parts.adapter)
     from sft_play.runtime.merge import MergeOrder, merge, refuse_base
     from sft_play.runtime.merge_check import BOUNDS, Comparison, compare
 

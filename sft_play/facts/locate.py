@@ -149,9 +149,9 @@ def weight_file_problem(file: Path) -> str:
             return f"{file.name} is cut off or no safetensors file ({size} bytes)"
         try:
             header = json.loads(stream.read(header_bytes))
-        except ValueError:
+            ends = [int(entry["data_offsets"][1]) for key, entry in header.items() if key != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return f"{file.name} has a damaged header"
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
     wanted = 8 + header_bytes + max(ends, default=0)
     return "" if wanted == size else f"{file.name} has {size} bytes where its header promises {wanted}"
 
@@ -159,7 +159,14 @@ def weight_file_problem(file: Path) -> str:
 def _weight_files(folder: Path, problems: list[str]) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            problems.append(f"{index.name} is damaged")
+            return []
+        if outside := next((name for name in names if Path(name).name != name), None):
+            problems.append(f"{index.name} names {outside}, which is no file of this folder")
+            return []
         problems += [f"{name} is missing" for name in names if not (folder / name).is_file()]
         return [folder / name for name in names if (folder / name).is_file()]
     files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))

@@ -28,6 +28,19 @@ def is_merged_from(folder: Path, weights: Path) -> bool:
     return (about := merged_about(folder)) != {} and about.get("adapter") == sha256(weights)
 
 
+def refuse_overlap(output: Path, *sources: Path) -> None:
+    """What is read must not be replaced by what is written, nor hold it.
+
+    Raises:
+        ModelError: the output is one of the sources, or one lies within the other.
+    """
+    place = output.resolve()
+    for source in (source.resolve() for source in sources):
+        if place.is_relative_to(source) or source.is_relative_to(place):
+            what = f"the result would lie in {source}, which it is made from"
+            raise ModelError(what, where=str(output), fix="choose another place: ARGS='--output folder'")
+
+
 def refuse_output(output: Path, *, force: bool) -> None:
     """Nothing is replaced but what a merge wrote; under `--force` also other results of this program.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from sft_play.errors import ModelError
 from sft_play.report.read import read_object
@@ -89,6 +90,9 @@ class Adapter:
             )
         embedding = "embedding_A" in parts
         down, up = (parts[f"embedding_{one}" if embedding else one] for one in ("A", "B"))
+        if down.dim() != 2 or up.dim() != 2 or down.shape[0] != up.shape[1]:
+            what = f"A {tuple(down.shape)} and B {tuple(up.shape)} are no pair of matrices"
+            raise ModelError(what, where=f"{self.folder}: {module}", fix="take a good copy of the adapter")
         delta = (up @ down).T if embedding else up @ down
         if delta.shape != base.shape:
             what = f"the adapter's matrices give {tuple(delta.shape)}, the base has {tuple(base.shape)}"
@@ -126,18 +130,18 @@ def read_adapter(folder: Path) -> Adapter:
         fix = "save it as safetensors with peft's save_pretrained" if pickled else "give ADAPTER=runs/NAME/adapter"
         raise ModelError(f"{WEIGHTS} is missing", where=str(folder), fix=fix)
     refuse_options(settings, folder)
+    refuse_values(settings, folder)
     known = {field.name for field in fields(LoraConfig)}
     config = LoraConfig(**{name: value for name, value in settings.items() if name in known & set(UNDERSTOOD)})
     lora: dict[str, dict[str, str]] = defaultdict(dict)
     whole: dict[str, str] = {}
-    with safe_open(str(folder / WEIGHTS), framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (no mapping)
-            weight = name.removeprefix(PREFIX)
-            suffix = next((one for one in PARTS if weight.endswith(one)), None)
-            if suffix:
-                lora[weight.removesuffix(suffix)][PARTS[suffix]] = name
-            else:
-                whole[weight] = name
+    for name in names_in(folder / WEIGHTS):
+        weight = name.removeprefix(PREFIX)
+        suffix = next((one for one in PARTS if weight.endswith(one)), None)
+        if suffix:
+            lora[weight.removesuffix(suffix)][PARTS[suffix]] = name
+        else:
+            whole[weight] = name
     found = Adapter(folder, config, dict(lora), whole)
     refuse_tensors(found)
     return found
@@ -160,6 +164,53 @@ def refuse_options(settings: dict[str, Any], folder: Path) -> None:
         if strange:
             what = f"{name}: {str(value)[:60]} is not understood here"
             raise ModelError(what, where=str(folder / SETTINGS), fix="merge it with peft's merge_and_unload")
+
+
+def names_in(file: Path) -> list[str]:
+    """The tensors of a file.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            return list(opened.keys())
+    except SafetensorError as error:
+        fix = "take a good copy of it, or train again"
+        raise ModelError(f"cannot be read ({str(error)[:80]})", where=str(file), fix=fix) from error
+
+
+def refuse_values(settings: dict[str, Any], folder: Path) -> None:
+    """Settings that the scale is computed from, and those that name modules.
+
+    Raises:
+        ModelError: naming the one whose value cannot be.
+    """
+    wrong = [name for name in ("r", "lora_alpha") if not is_number(settings.get(name, 1))]
+    for name in ("rank_pattern", "alpha_pattern"):
+        values = settings.get(name) or {}
+        if not isinstance(values, dict) or not all(is_pattern(key) and is_number(one) for key, one in values.items()):
+            wrong.append(name)
+    for name in ("target_modules", "modules_to_save", "exclude_modules"):
+        if not isinstance(settings.get(name) or "", (str, list)):
+            wrong.append(name)
+    if wrong:
+        what = f"{wrong[0]}: {str(settings[wrong[0]])[:60]} is no value for it"
+        raise ModelError(what, where=str(folder / SETTINGS), fix="take the file that the training wrote")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a rank or an alpha can be that."""
+    return isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a module's name or expression can be matched with."""
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def refuse_tensors(adapter: Adapter) -> None:

@@ -22,11 +22,12 @@ from gguf import (
     get_tensor_name_map,
     quants,
 )
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from sft_play.errors import ModelError, ResultDiffersError
 from sft_play.runtime.gguf_vocabulary import CONVERTER, read_vocabulary
-from sft_play.runtime.merge import refuse_base
+from sft_play.runtime.merge import no_model, refuse_base
 from sft_play.runtime.shard_files import base_tensors, piece_of, read_tensor
 
 # Family -> llama.cpp's name of its architecture.
@@ -125,7 +126,10 @@ def read_source(folder: Path) -> Source:
         ModelError: its family, an option or a tensor has no place in the file.
     """
     refuse_base(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, TypeError, OSError, StrictDataclassError) as error:
+        raise no_model(folder, error) from error
     where = str(folder / "config.json")
     if config.model_type not in ARCHITECTURES:
         what = f"the family {config.model_type} is not written as GGUF here, only {', '.join(ARCHITECTURES)}"

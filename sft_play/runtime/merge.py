@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sft_play.errors import DiskFullError, ModelError
 from sft_play.record.digests import sha256
 from sft_play.record.manifest import sync_folder, write_manifest
 from sft_play.record.results import MERGED
+from sft_play.record.staging import staged
 from sft_play.report.read import read_object
 from sft_play.runtime.adapter_file import WEIGHTS, Adapter, read_adapter
 from sft_play.runtime.model import DTYPES
@@ -80,22 +82,17 @@ def merge(order: MergeOrder, check: Callable[[Path], dict[str, Any]], write_card
     refuse_base(order.base)
     adapter = read_adapter(order.adapter)
     layout = plan_tensors(order, adapter)
-    staging = order.output.with_name(f".{order.output.name}.new")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        check_disk(staging, sum(piece.size_bytes for piece in layout.pieces) + SMALL_FILES_BYTES)
+    with staged(order.output) as staging:
+        staging.mkdir()
+        check_disk(staging.parent, sum(piece.size_bytes for piece in layout.pieces) + SMALL_FILES_BYTES)
         write_shards(staging, layout.pieces, lambda piece: made(piece, adapter, layout.files), SHARD_BYTES)
         write_small_files(staging, order, layout)
         found = check(staging)
         write_card(staging, found)
         about = {"adapter": sha256(order.adapter / WEIGHTS), "dtype": order.dtype, "check": found}
         write_manifest(staging, {"stamp": order.stamp, MERGED: about})
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    shutil.rmtree(order.output, ignore_errors=True)
-    staging.rename(order.output)
+        shutil.rmtree(order.output, ignore_errors=True)
+        staging.rename(order.output)
     sync_folder(order.output.parent)
     return found
 
@@ -166,15 +163,28 @@ def made(piece: Piece, adapter: Adapter, files: dict[str, Path]) -> torch.Tensor
 
 
 def outer_weights(base: Path, *, trust_remote_code: bool) -> tuple[str, str, bool]:
-    """Names of embedding and output matrix, and whether the model shares one for both."""
-    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code, local_files_only=True)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    """Names of embedding and output matrix, and whether the model shares one for both.
+
+    Raises:
+        ModelError: transformers makes no model of its config.json.
+    """
+    try:
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, TypeError, OSError, StrictDataclassError) as error:
+        raise no_model(base, error) from error
     names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
     if outside is None:
         return names[id(inside)], "", False
     return names[id(inside)], names[id(outside)], outside.weight is inside.weight
+
+
+def no_model(folder: Path, error: Exception) -> ModelError:
+    """What transformers says of a config.json that it makes no model of, in one line."""
+    said = " ".join(str(error).split())[:160]
+    return ModelError(f"transformers cannot use it ({said})", where=str(folder / "config.json"))
 
 
 def saved_modules(adapter: Adapter) -> set[str]:

@@ -109,7 +109,8 @@ def _run(spec: dict[str, Any], place: Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise ResultDiffersError(f"could not be loaded or computed ({said[:300]})", where=spec["model"])
+        fix = "name the base that the adapter was trained on; transformers has to load both"
+        raise ResultDiffersError(f"could not be loaded or computed ({said[:300]})", where=spec["model"], fix=fix)
     figures = Path(spec["figures"])
     return dict(json.loads(figures.read_text(encoding="utf-8"))) if figures.is_file() else {}
 

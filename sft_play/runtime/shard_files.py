@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from sft_play.errors import ModelError
 
@@ -73,10 +73,14 @@ def piece_of(name: str, file: Path) -> Piece:
     """A tensor as it lies in a file; only the header is read.
 
     Raises:
-        ModelError: its type is one that is computed with by no CPU, such as 8-bit floats.
+        ModelError: it is not there, or its type is one that is computed with by no CPU, such as 8-bit floats.
     """
     with safe_open(str(file), framework="pt") as opened:
-        part = opened.get_slice(name)
+        try:
+            part = opened.get_slice(name)
+        except SafetensorError as error:
+            fix = "fetch the model anew: its index and its files differ"
+            raise ModelError(f"{name} is not in it", where=str(file), fix=fix) from error
         kind = part.get_dtype()
         if kind not in TYPES:
             fix = "use the model's 16-bit weights"

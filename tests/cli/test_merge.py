@@ -156,6 +156,15 @@ PUSH = "make push RUN=runs/NAME REPO=you/other ARGS="
         ("make merge RUN=runs/none", {}, 2, "there is no run"),
         ("make merge MODEL=models/tiny-base", {}, 2, "MODEL and ADAPTER"),
         ("make merge RUN=runs/NAME ARGS='--output models/tiny-base'", {}, 2, "no merge has written"),
+        ("make merge RUN=runs/NAME ARGS='--output runs/tiny/adapter --force'", {}, 2, "which it is made from"),
+        ("make merge RUN=runs/NAME ARGS='--bound nan'", {}, 2, "must be above 0"),
+        ("make export RUN=runs/NAME ARGS='--output train.jsonl --force'", {}, 2, "a file is there that this"),
+        (
+            "make export RUN=runs/NAME FORMAT=gguf ARGS='--output train.jsonl --force'",
+            {},
+            2,
+            "a file is there that this",
+        ),
     ],
 )
 def test_mistakes_are_one_line(
@@ -176,6 +185,16 @@ def test_a_damaged_result_is_not_pushed(said: dict[str, Done], trained: Workplac
         stream.write(" ")
     done = typed(trained, f"make push RUN={tmp_path / 'tiny'} REPO=you/other ARGS='--merged --yes'", server)
     assert (done.code, "the result is not whole: config.json" in done.err) == (2, True)
+
+
+def test_a_damaged_result_is_not_merged(said: dict[str, Done], trained: Workplace, server: Hub, tmp_path: Path) -> None:
+    shutil.copytree(trained.path / "runs/tiny", tmp_path / "tiny")
+    file = tmp_path / "tiny/adapter/adapter_model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1
+    file.write_bytes(content)
+    done = typed(trained, f"make merge RUN={tmp_path / 'tiny'}", server)
+    assert (done.code, "the result is not whole: adapter_model.safetensors differs" in done.err) == (2, True)
 
 
 @pytest.mark.slow
