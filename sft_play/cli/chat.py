@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sft_play.cli.infer import chat
-from sft_play.cli.options import Options, positive
+from sft_play.cli.options import Options, positive, temperature
 from sft_play.cli.serve import HOST, port_of
 from sft_play.config.inputs import INPUTS_OF, MAKE_VARIABLES, check_inputs
 from sft_play.errors import EnvironmentProblem, ExitCode, UsageError
@@ -49,9 +49,10 @@ class Remote:
         body = {"model": self.model, "messages": list(messages), "stream": True, **sampling}
         with answered(self.url, "/chat/completions", self.key, body) as response:
             for line in response:
-                data = line.decode("utf-8", "replace").strip().removeprefix("data:").strip()
-                if data and data != "[DONE]":
-                    yield from pieces(json.loads(data), self.url)
+                text = line.decode("utf-8", "replace").strip()
+                data = text.removeprefix("data:").strip()
+                if data != text and data != "[DONE]":  # comments and names of events are no data
+                    yield from pieces(parsed(data, self.url), self.url)
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -66,11 +67,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     url, run = environ.get("URL"), environ.get("RUN")
     if url and run:
         raise UsageError("name either RUN or URL", fix="RUN=runs/NAME serves it itself, URL=http://... is elsewhere")
+    key = environ.get(KEY, "").strip() if url else ""
+    if not key.isascii() or not key.isprintable():
+        raise UsageError("has characters that no key has", where=KEY, fix="copy it again")
     if "MAKELEVEL" in environ:
         tie_to_parent()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sampling = {"temperature": options.temperature, "max_tokens": options.max_new_tokens}
-    key = environ.get(KEY, "") if url else ""
     with contextlib.suppress(KeyboardInterrupt), served(environ, run, url) as address:
         remote = Remote(address, options.model or first_model(address, key), key)
         return chat(remote, sampling, options.system)
@@ -84,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--system", help="system message put before everything")
     result.add_argument("--model", help="name of the model, where the endpoint has several")
     result.add_argument("--max-new-tokens", type=positive, default=256)
-    result.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    result.add_argument("--temperature", type=temperature, default=0.0, help="0 takes the likeliest token")
     return result
 
 
@@ -116,8 +119,12 @@ def checked(url: str) -> str:
     Raises:
         UsageError: it is no http address.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that is none
+        right = False
+    if not right or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError(f"{url!r} is no http address", where="URL", fix=f"such as http://{HOST}:8000/v1")
     return url.rstrip("/")
 
@@ -146,10 +153,23 @@ def first_model(url: str, key: str) -> str:
         EnvironmentProblem: nothing answers, or it lists none.
     """
     with answered(url, "/models", key) as response:
-        listed = json.loads(response.read()).get("data") or []
-    if not listed:
+        listed = parsed(response.read().decode("utf-8", "replace"), url).get("data")
+    if not isinstance(listed, list) or not listed or not isinstance(listed[0], dict) or "id" not in listed[0]:
         raise EnvironmentProblem("the endpoint lists no model", where=url, fix="ARGS='--model NAME' names one")
     return str(listed[0]["id"])
+
+
+def parsed(text: str, url: str) -> dict[str, Any]:
+    """A JSON object that the endpoint sent.
+
+    Raises:
+        EnvironmentProblem: it is something else.
+    """
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    what = f"what answers is no OpenAI-compatible endpoint: {text.strip()[:80]!r}"
+    raise EnvironmentProblem(what, where=url, fix=f"URL= ends in /v1, such as http://{HOST}:8000/v1")
 
 
 @contextlib.contextmanager
@@ -186,7 +206,8 @@ def pieces(event: Mapping[str, Any], url: str) -> Iterator[str]:
     """
     if "error" in event:
         raise EnvironmentProblem(f"the endpoint fails: {event['error']}", where=url, fix="see the server's lines")
-    for choice in event.get("choices") or []:
-        text = (choice.get("delta") or {}).get("content")
-        if text:
-            yield text
+    try:
+        texts = [(choice.get("delta") or {}).get("content") for choice in event.get("choices") or []]
+    except (AttributeError, TypeError) as error:
+        raise EnvironmentProblem("the endpoint's stream is not understood", where=url, fix="see there") from error
+    yield from (text for text in texts if text and isinstance(text, str))
