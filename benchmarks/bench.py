@@ -101,7 +101,7 @@ def measured(
 
 def sides_of(case: BenchCase, *, on_gpu: bool) -> list[str]:
     """Ours first: plain trl follows its plan."""
-    unsloth = on_gpu and UNSLOTH_READY.exists() and case.method != "full" and not case.packing
+    unsloth = on_gpu and UNSLOTH_READY.exists() and case.method != "full"
     return [OURS, PLAIN, *([UNSLOTH] if unsloth else [])]
 
 
