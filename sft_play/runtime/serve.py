@@ -28,6 +28,7 @@ from transformers.cli.serving.utils import GenerationState
 from sft_play.data.encode import encode_prompt
 from sft_play.errors import SftPlayError
 from sft_play.runtime.generate import Speaker
+from sft_play.runtime.requests import request_problem
 
 # What a request that is being answered gets when the server is asked to end.
 END_SECONDS = 2
@@ -69,6 +70,16 @@ class AsAsked:
     """Greedy unless a temperature is asked for, and ended where training learned the end."""
 
     model_manager: OneModel
+    # The field that has to be there.
+    needed: str
+
+    def _validate_request(self, body: dict[str, Any]) -> None:
+        super()._validate_request(body)  # type: ignore[misc]
+        problem = request_problem(body)
+        if not problem and body.get(self.needed) is None:
+            problem = f"{self.needed} is missing"
+        if problem:
+            raise HTTPException(status_code=400, detail=problem)
 
     def _build_generation_config(self, body: dict[str, Any], model_generation_config: Any, **named: Any) -> Any:
         made = super()._build_generation_config(body, model_generation_config, **named)  # type: ignore[misc]
@@ -81,13 +92,19 @@ class AsAsked:
 class Chats(AsAsked, ChatCompletionHandler):
     """`/v1/chat/completions`."""
 
+    needed = "messages"
+
 
 class Completions(AsAsked, CompletionHandler):
     """`/v1/completions`."""
 
+    needed = "prompt"
+
 
 class Responses(AsAsked, ResponseHandler):
     """`/v1/responses`."""
+
+    needed = "input"
 
 
 def serve(speaker: Speaker, name: str, listening: socket.socket, *, local: bool) -> None:

@@ -135,6 +135,35 @@ def test_nothing_but_this_model_and_its_template(server: Server) -> None:
 
 
 @installed
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"messages": None}, "messages is missing"),
+        ({"messages": "Hi"}, "a list with at least one message"),
+        ({"messages": [{"content": "Hi"}]}, "has no role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "no text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a character"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]},
+            "no text",
+        ),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "x"}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": 1, "top_p": 9}, "top_p"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": 5}, "stop"),
+        ({"generation_config": '{"num_beams": 99999}'}, "generation_config is not offered"),
+    ],
+)
+def test_requests_that_cannot_be_answered(server: Server, wrong: dict[str, Any], words: str) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **wrong}
+    status, said = server.ask("/v1/chat/completions", asked)
+    assert (status, words in said) == (400, True), said
+
+
+@installed
 def test_a_taken_port(server: Server) -> None:
     done = server.workplace.run("serve", RUN="tiny", PORT=str(server.port))
     assert done.code == 4
