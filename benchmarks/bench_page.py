@@ -180,7 +180,7 @@ def over_published(row: dict[str, Any], ours: dict[str, Any]) -> float:
     told = row["published"]
     if not told or "error" in ours:
         return 0.0
-    return (mfu_percent(ours) if told["unit"] == "MFU" else float(ours["tokens_per_second"])) / float(told["value"])
+    return float(ours["tokens_per_second"]) / float(told["value"])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

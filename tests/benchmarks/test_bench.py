@@ -117,7 +117,7 @@ def test_the_picture_shows_both_ratios_and_is_always_the_same() -> None:
     picture = render_picture(machines)
     assert picture == render_picture(machines)
     assert "1.25" in picture
-    assert "1.06" in picture  # 50% over 47%
+    assert "1.5" in picture  # 10,000 over 6,667
     assert "<script" not in picture
 
 
