@@ -26,7 +26,7 @@ from sft_play.errors import (
 # Commands that only print: nothing is lost when nobody reads on.
 READ_ONLY = ("config", "plan", "data-check", "gpu-info", "memory-check", "doctor", "runs")
 # The machine's refusals, whatever was being read or written.
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 ALLOW = "make room there or allow access, or choose another place"
 REPORT_IT = "ARGS=--debug shows where; report that with your config"
 Command = Callable[[Sequence[str], Mapping[str, str]], int]

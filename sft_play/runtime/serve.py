@@ -32,6 +32,8 @@ from sft_play.runtime.requests import request_problem
 
 # What a request that is being answered gets when the server is asked to end.
 END_SECONDS = 2
+# More of them in one token than any text has in the mean.
+LETTERS_A_TOKEN = 64
 TEMPLATE_ONLY = "is not offered: prompts are rendered by the trained template as in training"
 
 
@@ -144,10 +146,15 @@ def trained_template(speaker: Speaker) -> Any:
         known = ("add_generation_prompt", "return_tensors", "return_dict", "tokenize", "load_audio_from_video")
         if other := [key for key in named if key not in known]:
             raise HTTPException(status_code=400, detail=f"{', '.join(other)} {TEMPLATE_ONLY}")
+        limit = getattr(speaker.model.config, "max_position_embeddings", None)
+        if limit and len(str(messages)) > LETTERS_A_TOKEN * limit:  # not even worth the time to make tokens of
+            raise HTTPException(status_code=400, detail=f"the prompt is longer than the {limit} tokens of the model")
         try:
             ids = encode_prompt(speaker.text_tokenizer, messages, tools)
         except SftPlayError as error:
             raise HTTPException(status_code=400, detail=error.line()) from error
+        if limit and len(ids) >= limit:
+            raise HTTPException(status_code=400, detail=f"{len(ids)} tokens, and the model reads {limit}")
         row = torch.tensor([ids])
         return BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
 

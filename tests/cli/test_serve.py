@@ -147,6 +147,8 @@ def test_nothing_but_this_model_and_its_template(server: Server) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]},
             "no text",
         ),
+        ({"messages": [{"role": "user", "content": "a 1" * 400}]}, "the model reads 512"),
+        ({"messages": [{"role": "user", "content": "a 1" * 10**6}]}, "longer than the 512 tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "x"}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
