@@ -206,6 +206,6 @@ def hub_said(repo: str) -> Iterator[None]:
         fix = "the token needs the right to write there" if refused else "try again; what was sent is kept"
         what = f"the hub answered {status}: {redacted(str(error).splitlines()[0])[:200]}"
         raise EnvironmentProblem(what, where=repo, fix=fix) from error
-    except (HTTPError, OSError) as error:
+    except (HTTPError, OSError, ValueError) as error:  # the last where what answers is no hub
         what = f"the hub cannot be reached ({redacted(str(error))[:200]})"
         raise EnvironmentProblem(what, where=repo, fix="check the network and HF_ENDPOINT") from error
