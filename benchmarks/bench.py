@@ -32,12 +32,12 @@ from benchmarks.bench_cases import BenchCase, chosen_cases
 from benchmarks.bench_page import MOST_BUSY, merged, ratio, speed_text, write_page
 from benchmarks.bench_sides import OURS, PLAIN, UNSLOTH, Bench, summary
 from benchmarks.measure import ROOT, commit, probe_device, versions
+from sft_play.facts.backends import unsloth_installed
 from sft_play.facts.hardware import GIB, Hardware
 
 CPU_STEPS, GPU_STEPS, QUICK_STEPS = 12, 20, 3
 CPU_ROUNDS, GPU_ROUNDS = 2, 1
 CPU_TOTAL_SECONDS = 270.0
-UNSLOTH_READY = ROOT / ".venv-unsloth/installed"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def measured(
 
 def sides_of(case: BenchCase, *, on_gpu: bool) -> list[str]:
     """Ours first: plain trl follows its plan."""
-    unsloth = on_gpu and UNSLOTH_READY.exists() and case.method != "full"
+    unsloth = on_gpu and unsloth_installed() and case.method != "full"
     return [OURS, PLAIN, *([UNSLOTH] if unsloth else [])]
 
 

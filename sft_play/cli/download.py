@@ -56,6 +56,10 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         found = fetch(wanted)
     except KeyboardInterrupt:
         raise Interrupted(f"{wanted.name} is not whole yet; what was fetched stays", where="download") from None
+    except SftPlayError as error:
+        if error.where == "model.name":
+            error.where = wanted.where
+        raise
     commit = found.path.name
     say(f"{wanted.name} is here: {found.weight_bytes / GIB:.2f} GiB of weights in {found.path}")
     say(f"to stay with it: model.revision: {commit}")

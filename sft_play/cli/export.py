@@ -164,6 +164,7 @@ def export_gguf(finished: Finished, options: argparse.Namespace) -> None:
     if text is not None and options.output is not None and card.exists() and not options.force:
         raise ModelError("something is there already", where=str(card), fix="choose another folder, or --force")
     size = size_of_gguf(finished.folder, kind)
+    print(f"writing {target}, then comparing it with {finished.folder}", flush=True)
     with staged(target) as staging:
         check_disk(staging.parent, size)
         write_gguf(finished.folder, staging, kind, finished.title)

@@ -173,6 +173,7 @@ def merge_parts(parts: Parts, output: Path, options: argparse.Namespace) -> None
             text = model_card(read_run(parts.run), kind="model", check=figures)
             (folder / "README.md").write_text(text, encoding="utf-8")
 
+    print(f"merging {parts.adapter} into {parts.base}", flush=True)
     found = merge(order, check, card)
     say(found, output)
 

@@ -19,7 +19,7 @@ class Options(argparse.ArgumentParser):
 
 def share(text: str) -> float:
     """A number above 0, for `type=`."""
-    number = float(text)
+    number = _number(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be above 0")
     return number
@@ -27,12 +27,18 @@ def share(text: str) -> float:
 
 def temperature(text: str) -> float:
     """A number from 0 on, for `type=`."""
-    return 0.0 if float(text) == 0 else share(text)
+    return 0.0 if _number(text) == 0 else share(text)
 
 
 def positive(text: str) -> int:
     """A whole number from 1 on, for `type=`."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from ctypes.util import find_library
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +162,12 @@ def check_disk(run: RunDir, config: Config, facts: ModelFacts) -> None:
 
 
 def check_rows(config: Config, facts: ModelFacts, data: DataFacts, plan: Plan) -> None:
-    """What only the prepared rows show: positions that the model lacks, kernels that are not there, too few rows.
+    """What only the prepared rows show: positions that the model lacks, too few rows.
 
     Raises:
         ConfigError: naming the key.
-        EnvironmentProblem: a package that the config asks for is not installed.
     """
     check_positions(facts, data)
-    if plan.attention.startswith("flash") and find_spec("flash_attn") is None:
-        raise EnvironmentProblem("flash_attn is not installed", where="model.attention", fix="use sdpa or auto")
     rows = data.splits["train"].sequences
     together = plan.global_batch // plan.grad_accum
     if config.train.dataloader_drop_last and rows < together:

@@ -53,6 +53,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     address = f"http://{options.host}:{listening.getsockname()[1]}/v1"
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # all that is served is on this disk
     if engine == "vllm":
+        port = listening.getsockname()[1]  # PORT=0 has become a number
         listening.close()
         say(f"vLLM serves {name} on {address}; Ctrl-C ends it")
         return until_ended(vllm_words(found, name, options.host, port))

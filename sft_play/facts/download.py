@@ -14,7 +14,6 @@ from sft_play.facts.locate import SECOND_COPIES, explained, wanted_files
 
 # Larger ones are only sent by the hub client's own transfer, which is left to it.
 LARGEST_BYTES = 40 * 2**30
-READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,17 +157,10 @@ def _fetch(model: RemoteModel, file: RemoteFile, say: Callable[[str], None]) -> 
         )
         stream.flush()
         os.fsync(stream.fileno())
-        if sha256_of(part) != file.sha256:
+        with part.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
+        if digest != file.sha256:
             part.unlink()
             what = f"{file.name} is not what the hub says it is (its sha256 differs); it was removed"
             raise ModelUnreachableError(what, where=model.name, fix="start the download again")
         part.rename(whole)
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(READ_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

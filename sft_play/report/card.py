@@ -20,8 +20,8 @@ _CACHED = re.compile(r"models--(.+?)--(.+?)/snapshots/([0-9a-f]{40})")
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
 # What a reader asks for first; all others are in the run's config.yaml.
 _SETTINGS = (
-    "model.max_seq_len", "train.learning_rate", "train.scheduler", "train.warmup", "train.optim", "train.epochs",
-    "train.max_steps", "train.weight_decay", "data.loss_on", "data.packing", "train.seed",
+    "model.max_seq_len", "train.learning_rate", "train.scheduler", "train.warmup", "train.epochs", "train.max_steps",
+    "train.weight_decay", "data.loss_on", "data.packing", "train.seed",
 )  # fmt: skip
 
 
@@ -132,6 +132,8 @@ def _settings(run: RunFacts) -> Iterator[tuple[str, str]]:
         yield "Rows a step", str(plan["global_batch"])
     if plan.get("dtype"):
         yield "Precision", f"weights {plan['dtype']}, computed in {plan.get('autocast') or plan['dtype']}"
+    if plan.get("optimizer"):
+        yield "Optimizer", str(plan["optimizer"])
     for key in _SETTINGS:
         if settings.get(key) is not None:
             yield f"`{key}`", str(settings[key])

@@ -64,7 +64,7 @@ class Look:
         weights: trained tensors that were compared with what they began as.
         unmoved: names of those that are still that.
         loss: mean over the learned tokens of the first documents, computed with the checkpoint's weights.
-        answers: greedy ones of the checkpoint; None where no document has an answer.
+        answers: greedy ones of the checkpoint; empty where no document has an answer.
         ended: how many of them end by themselves.
         chance_of_end: mean probability of the end token where the rows have it.
         same_answers: whether checkpoint and result, each loaded anew, answer alike.

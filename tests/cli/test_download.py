@@ -191,7 +191,7 @@ def test_why_nothing_is_fetched(hub: FilesOfAHub, workplace: Workplace) -> None:
     gated = workplace.run("download", **variables(hub, workplace, MODEL=NAME))
     assert gated.code == 4
     assert gated.error_lines == [
-        f"error: model.name: {NAME} is gated -> accept its licence on its page, {hub.url}/{NAME}, then set HF_TOKEN"
+        f"error: MODEL: {NAME} is gated -> accept its licence on its page, {hub.url}/{NAME}, then set HF_TOKEN"
     ]
     hub.gated, hub.claimed[WEIGHTS] = False, 10**15
     full = workplace.run("download", **variables(hub, workplace, MODEL=NAME))

@@ -21,13 +21,12 @@ from sft_play.facts.model import read_model_facts
 from sft_play.facts.probe import probe_hardware
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.disk import estimate_run_bytes
+from sft_play.plan.fast import PACKAGES as KERNELS
 from sft_play.plan.fast import refuse_without_cuda
 from sft_play.plan.select import select_gpus
 
 BYTES_A_WEIGHT = 2
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-ATTENTION = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
-KERNELS = {"liger": "liger_kernel", "hub": "kernels"}
 
 
 def check_needs(scope: Scope, resolved: Resolved) -> Iterator[Finding]:
@@ -135,8 +134,9 @@ def check_room(scope: Scope, facts: ModelFacts) -> Iterator[Finding]:
 def check_packages(config: Config) -> Finding:
     """Packages beyond the pinned ones that a key names."""
     wanted = {
-        "model.attention": ATTENTION.get(config.model.attention),
+        "model.attention": KERNELS.get(config.model.attention),
         "model.kernels": KERNELS.get(config.model.kernels),
+        "train.fp8": KERNELS["fp8"] if config.train.fp8 else None,
         "dist.strategy": "deepspeed" if config.dist.zero_level or config.dist.strategy.startswith("zero") else None,
         **{f"run.report_to {one}": TRACKERS[one] for one in config.run.report_to},
     }
