@@ -27,6 +27,8 @@ from sft_play.report.read import read_object
 HOST, PORT = "127.0.0.1", 8000
 LOOPBACK = ("127.0.0.1", "localhost")
 PACKAGES = ("fastapi", "uvicorn", "openai")
+# What --max-lora-rank takes (vllm/config/lora.py, MaxLoRARanks; 1 is new there).
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 INSTALL = ".venv/bin/pip install -c constraints.txt -c constraints-serve.txt fastapi uvicorn openai"
 
 
@@ -168,10 +170,16 @@ def vllm_words(environ: Mapping[str, str], name: str, host: str, port: int) -> t
     if tuned is None:
         words += ("--served-model-name", name)
     else:
-        rank = str(read_object(tuned / "adapter_config.json").get("r", 16))
-        words += ("--enable-lora", "--lora-modules", f"{name}={tuned}", "--max-lora-rank", rank)
+        words += ("--enable-lora", "--lora-modules", f"{name}={tuned}", "--max-lora-rank", str(room_for_rank(tuned)))
         words += ("--generation-config", str(tuned))
     return (sys.executable, "-m", "vllm.entrypoints.cli.main", *words)
+
+
+def room_for_rank(adapter: Path) -> int:
+    """The smallest rank that vLLM makes room for and the adapter fits in; its own rank beyond all of them."""
+    settings = read_object(adapter / "adapter_config.json")
+    rank = max(int(settings.get("r", 16)), *map(int, (settings.get("rank_pattern") or {}).values()), 1)
+    return next((room for room in VLLM_RANKS if room >= rank), rank)
 
 
 def parts_of(environ: Mapping[str, str]) -> tuple[Path, Path | None]:

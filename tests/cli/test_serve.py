@@ -239,6 +239,15 @@ def test_the_words_for_vllm(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "room"),
+    [({"r": 4}, 8), ({"r": 24}, 32), ({"r": 8, "rank_pattern": {"q_proj": 48}}, 64), ({"r": 600}, 600)],
+)
+def test_vllm_makes_room_for_certain_ranks(settings: dict[str, Any], room: int, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    assert serve.room_for_rank(tmp_path) == room
+
+
 @installed
 @pytest.mark.slow
 def test_the_demo_model_answers_as_infer_does(tmp_path: Path) -> None:
