@@ -15,7 +15,7 @@ from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import ModelError, UsageError
 from sft_play.facts.locate import locate_model
-from sft_play.record.results import is_merged_from, refuse_overlap
+from sft_play.record.results import is_merged_from, is_ours, refuse_overlap
 from sft_play.record.staging import staged
 
 FORMATS = ("safetensors", "gguf")
@@ -184,12 +184,16 @@ def refuse_existing(place: Path, form: str, options: argparse.Namespace) -> None
     """Raises: ModelError: something is there, and --force is not given or it is nothing that this program writes."""
     if not place.exists():
         return
-    if form == "gguf":
-        ours = place.is_file() and place.open("rb").read(len(GGUF)) == GGUF
-    else:
-        ours = (place / "manifest.json").is_file()
-    if not ours:
+    if not (is_gguf(place) if form == "gguf" else is_ours(place)):
         kind = "folder" if place.is_dir() else "file"
         raise ModelError(f"a {kind} is there that this program did not write", where=str(place), fix="choose another")
     if not options.force:
         raise ModelError("something is there already", where=str(place), fix="choose another place, or --force")
+
+
+def is_gguf(place: Path) -> bool:
+    """Whether a file begins as such a file does."""
+    if not place.is_file():
+        return False
+    with place.open("rb") as stream:
+        return stream.read(len(GGUF)) == GGUF

@@ -14,13 +14,24 @@ MERGED = "merged"
 """Key of a manifest that a merge wrote."""
 
 
-def merged_about(folder: Path) -> dict[str, Any]:
-    """What a merge noted of its result; empty for anything else."""
+def noted(folder: Path, key: str) -> dict[str, Any]:
+    """What a folder's manifest holds under `key`; empty where there is no manifest, or no such object in it."""
     try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8")).get(MERGED)
+        found = json.loads((folder / NAME).read_text(encoding="utf-8")).get(key)
     except (OSError, ValueError, AttributeError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def merged_about(folder: Path) -> dict[str, Any]:
+    """What a merge noted of its result; empty for anything else."""
+    return noted(folder, MERGED)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether this program wrote a folder: its manifest lists digests, as no other program's of that name does."""
+    files = noted(folder, "files").values()
+    return bool(files) and all(isinstance(one, dict) and "sha256" in one for one in files)
 
 
 def is_merged_from(folder: Path, weights: Path) -> bool:
@@ -49,7 +60,7 @@ def refuse_output(output: Path, *, force: bool) -> None:
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    ours = (output / NAME).is_file()
+    ours = is_ours(output)
     if merged_about(output) or (ours and force):
         return
     what = "a result of a training is there" if ours else "something is there that no merge has written"

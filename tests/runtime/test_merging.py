@@ -229,9 +229,12 @@ def test_only_a_merge_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("years of work")
-    for force in (False, True):
-        with pytest.raises(ModelError, match="no merge has written"):
-            refuse_output(foreign, force=force)
+    for theirs in ("", "[1]", '{"version": 2, "files": ["thesis.txt"]}', '{"files": {"a": "b"}}'):
+        if theirs:  # other programs write files of that name too
+            (foreign / "manifest.json").write_text(theirs)
+        for force in (False, True):
+            with pytest.raises(ModelError, match="no merge has written"):
+                refuse_output(foreign, force=force)
     manifest = json.loads((output / "manifest.json").read_text())
     del manifest["merged"]
     (output / "manifest.json").write_text(json.dumps(manifest))
