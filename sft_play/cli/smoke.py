@@ -113,7 +113,7 @@ def smoke(config: Config, environ: Mapping[str, str], folder: Path, steps: int, 
     """Train, look, print a line a check; returns the exit code."""
     run = RunDir(folder / "smoke")
     rows = config.train.batch_size if isinstance(config.train.batch_size, int) else ROWS
-    print(f"training {steps} steps on one batch of {rows} rows", flush=True)
+    print(f"training {steps} steps on one batch of {rows} {'row' if rows == 1 else 'rows'}", flush=True)
     environment = one_batch(environ, config, folder, rows, steps)
     command = "train-distributed" if distributed else "train"
     code, _, errors = execute([sys.executable, "-m", "sft_play", command], environment)

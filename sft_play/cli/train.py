@@ -100,15 +100,18 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
     check_trackers(resolved.config, environ)
     announce(resolved)
     config = resolved.config
+    run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config), node=config.dist.node_rank)
+    hardware, only = hardware_for(config, command, environ), allowed_layouts(config, command.placements)
+    if not run.run_json.is_file():  # nothing is there to be refused first: told before a model is fetched for nothing
+        check_backend(config, hardware)
     model = locate_model(config.model.name, config.model.revision, trust_remote_code=config.model.trust_remote_code)
     plan_inputs = PlanInputs(
         config=config,
-        hardware=hardware_for(config, command, environ),
+        hardware=hardware,
         facts=read_model_facts(str(model.path)),
-        only=allowed_layouts(config, command.placements),
+        only=only,
     )
     choose(plan_inputs)  # what contradicts itself comes out before the data is read
-    run = RunDir(Path(config.run.output_dir) / run_name(config_path(environ).stem, config), node=config.dist.node_rank)
     run.create()
     with locked(run) as lock, shown(command, config, run) as ready, live_screen(config.dist.node_rank) as screen:
         refuse_finished(run, config)

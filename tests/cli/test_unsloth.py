@@ -34,6 +34,13 @@ def test_without_a_gpu_it_is_one_line_and_nothing_is_written(workplace: Workplac
     assert not list(workplace.path.glob("runs/tiny/run.json"))
 
 
+def test_no_model_is_fetched_for_a_machine_that_cannot_train_it(workplace: Workplace) -> None:
+    """Offline a model that is not here would be the first thing that is missed."""
+    done = workplace.run("train", CONFIG="tiny.yaml", MODEL_NAME="owner/large", **HERE)
+    assert (done.code, "needs a CUDA GPU" in done.error_lines[0]) == (4, True), done.err
+    assert not list(workplace.path.glob("runs/*"))
+
+
 def test_what_it_does_not_offer_is_refused_with_the_reason(workplace: Workplace) -> None:
     done = workplace.run("train-distributed", CONFIG="tiny.yaml", DIST_STRATEGY="fsdp", **HERE)
     assert done.code == 2
