@@ -151,7 +151,7 @@ def test_a_whole_model_beside_what_it_was(
         ([], {"MODEL": "model", "DATA": "test.jsonl", "SPLIT": "test"}, "exclude each other"),
         ([], {"MODEL": "model", "ADAPTER": "runs", "DATA": "test.jsonl"}, "runs"),
         (["--compare"], {"MODEL": "model", "DATA": "test.jsonl"}, "--compare needs what the model was before"),
-        (["--max-rows", "0"], {"RUN": "runs/tiny"}, "at least 1"),
+        (["--max-rows", "0"], {"RUN": "runs/tiny"}, "no whole number from 1 on"),
         (["--generate", "--loss-only"], {"RUN": "runs/tiny"}, "not allowed with"),
     ],
 )

@@ -76,7 +76,7 @@ def test_an_adapter_over_its_base_and_beside_it(workplace: Workplace) -> None:
         (["--prompt", " "], {"RUN": "runs/tiny"}, 2, "the prompt is empty"),
         (["--file", "none.txt"], {"RUN": "runs/tiny"}, 2, "none.txt"),
         (["--promt", "x"], {"RUN": "runs/tiny"}, 2, "unrecognized arguments"),
-        (["--max-new-tokens", "0"], {"RUN": "runs/tiny"}, 2, "at least 1"),
+        (["--max-new-tokens", "0"], {"RUN": "runs/tiny"}, 2, "no whole number from 1 on"),
     ],
 )
 def test_mistakes_are_one_line(
