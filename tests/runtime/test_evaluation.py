@@ -97,7 +97,7 @@ def test_answers_do_not_depend_on_how_batches_are_kept_or_on_earlier_draws(workp
 
 
 MEASURED = """
-import sys, torch
+import ctypes, sys, torch
 from datasets import Dataset
 from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -107,6 +107,7 @@ from sft_play.runtime.evaluate import EvalSettings, evaluate_rows, loss_batches,
 def peak(work):
     status = lambda key: next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if key in l)
     work()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free already would be taken without growing
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     work()
