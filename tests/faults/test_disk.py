@@ -62,6 +62,7 @@ def saving(workplace: Workplace) -> Workplace:
     return workplace
 
 
+@pytest.mark.fault
 def test_room_is_asked_for_before_each_save(saving: Workplace, tmp_path: Path) -> None:
     done = saving.train(**hooked(tmp_path / "hook", "sft_play.runtime.room", FILLING))
     needed, free = told_of_bytes(done)

@@ -45,6 +45,7 @@ def run(workplace: Workplace, name: str, broken: str = "", **variables: str) -> 
     return Outcome(workplace.path / "runs" / name), done.code, done.out + done.err
 
 
+@pytest.mark.fault
 def test_one_process_redoes_the_step_in_smaller_parts(workplace: Workplace) -> None:
     straight, code, said = run(workplace, "straight")
     assert code == 0, said

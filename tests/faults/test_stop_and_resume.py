@@ -128,6 +128,7 @@ def test_no_good_checkpoint_is_refused_every_time(slow: Workplace) -> None:
         assert "no checkpoint of this run is whole" in done.error_lines[0]
 
 
+@pytest.mark.fault
 def test_a_finished_run_says_so_and_never_starts_anew_unasked(workplace: Workplace) -> None:
     assert workplace.train().code == 0
     half = workplace.path / "runs/tiny/launch/.exit-0.json.new"

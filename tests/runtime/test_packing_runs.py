@@ -79,6 +79,7 @@ def join_documents(workplace: Workplace) -> None:
     (entry / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_without_boundaries_the_losses_are_others(workplace: Workplace) -> None:
     """The comparison above would notice."""
     apart = train_whole(workplace, "full", "apart", DATA_PACKING="true")
