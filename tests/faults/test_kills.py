@@ -49,7 +49,16 @@ POINTS = {
 }
 QUICK, LONG = (
     ("rename",),
-    ("staging folder", "weights written", "a file synced", "manifest", "folder synced", "rotation", "trash renamed"),
+    (
+        "staging folder",
+        "weights written",
+        "a file synced",
+        "manifest",
+        "folder synced",
+        "rotation",
+        "trash renamed",
+        "publishing",
+    ),
 )
 
 

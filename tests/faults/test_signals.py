@@ -78,7 +78,7 @@ def patch(module):
 @pytest.mark.parametrize(
     "due",
     [
-        pytest.param({"eval_strategy": "steps", "eval_steps": 4}, marks=pytest.mark.fault),
+        pytest.param({"eval_strategy": "steps", "eval_steps": 4}, marks=pytest.mark.slow),
         pytest.param({"eval_strategy": "epoch"}, marks=pytest.mark.slow),
     ],
     ids=["steps", "epoch"],

@@ -193,6 +193,7 @@ def test_a_full_disk_while_saving_is_named_and_leaves_no_half_checkpoint(workpla
 
 
 @FAULT
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_is_its_end_only_finishes(slow: Workplace) -> None:
     """Killed between the last save and the result: not one step more is trained."""
     assert slow.train().code == 0
