@@ -89,6 +89,7 @@ def test_a_rank_that_fails_is_named_and_takes_the_others_with_it(workplace: Work
     assert record["outcome"] == "LossNotFiniteError"
 
 
+@pytest.mark.slow
 def test_what_only_ddp_knows_reaches_ddp_and_is_refused_elsewhere(workplace: Workplace) -> None:
     ddp = {"TRAIN_DDP_BUCKET_CAP_MB": "1", "TRAIN_DDP_STATIC_GRAPH": "true", "TRAIN_MAX_STEPS": "2"}
     assert run_case(workplace, "lora", CASES["ddp"], "ddp", NCCL_TIMEOUT="600", **ddp).code == 0

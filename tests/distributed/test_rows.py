@@ -35,6 +35,7 @@ def test_an_epoch_of_an_odd_number_of_rows_is_the_same_everywhere(workplace: Wor
     assert held_out_here == pytest.approx(held_out, abs=5e-6)
 
 
+@pytest.mark.slow
 def test_drop_last_leaves_out_no_held_out_row(workplace: Workplace) -> None:
     before = {"TRAIN_EVAL_ON_START": "true", "TRAIN_EVAL_BATCH_SIZE": "4"}
     _, every = run_epoch(workplace, SINGLE, "every", **before)

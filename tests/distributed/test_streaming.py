@@ -48,6 +48,7 @@ def test_stopped_and_gone_on_with_is_the_straight_run(workplace: Workplace, pack
     assert all((again.weights[name] == tensor).all() for name, tensor in weights.items())
 
 
+@pytest.mark.slow
 def test_two_ranks_see_the_rows_of_one(workplace: Workplace) -> None:
     one = run(workplace, "one")
     two = run(workplace, "two", NUM_GPUS="2", DIST_STRATEGY="ddp")
