@@ -254,4 +254,6 @@ def say(found: Mapping[str, Any], output: Path) -> None:
             f" {found['mean_of_4_bits']:.3g} in the mean, the likeliest token is the same at"
             f" {found['agreement_of_4_bits']:.1%}; that is the rounding of the base, and not part of the check"
         )
+    if "no_4_bits" in found:
+        print("trained over 4-bit weights, which could not be computed with here: how far they differ is not known")
     print(f"the model is in {output}", flush=True)

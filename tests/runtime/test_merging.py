@@ -18,7 +18,7 @@ from sft_play.errors import DiskFullError, ModelError, ResultDiffersError
 from sft_play.record.results import refuse_output
 from sft_play.runtime import merge as merging
 from sft_play.runtime.merge import MergeOrder, merge, refuse_base
-from sft_play.runtime.merge_check import BOUNDS, judge
+from sft_play.runtime.merge_check import BOUNDS, Comparison, compare, judge
 
 ROW = torch.tensor([[5, 40, 77, 120, 9, 200, 31, 8, 64, 3]])
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -113,6 +113,18 @@ def test_an_adapter_of_a_4_bit_base_goes_into_its_full_weights(tiny_model: Path,
     result = AutoModelForCausalLM.from_pretrained(merged(tiny_model, adapter, tmp_path / "merged"))
     assert {weight.dtype for weight in result.parameters()} == {torch.float32}
     assert (logits(result) - logits(over_base(tiny_model, adapter))).abs().max() < 1e-5
+
+
+@pytest.mark.slow
+def test_where_4_bits_cannot_be_computed_the_merge_goes_on_and_tells(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(tiny_model, tmp_path / "adapter", quantized=True)
+    comparison = Comparison(
+        base=tiny_model, adapter=adapter, rows=ROW.tolist(), dtype="fp32", bound=1e-5, trust_remote_code=False,
+        quantization={"load_in_4bit": True, "bnb_4bit_quant_type": "nf5"},
+    )  # fmt: skip
+    found = compare(comparison, merged(tiny_model, adapter, tmp_path / "merged"))
+    assert found["no_4_bits"]
+    assert "mean_of_4_bits" not in found
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
