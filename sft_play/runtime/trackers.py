@@ -1,18 +1,86 @@
-"""Trackers beside TensorBoard: transformers' own callbacks, told where to write and what the run is called."""
+"""Trackers beside TensorBoard: transformers' own callbacks, told where to write, a name, and no secret."""
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TrackioCallback, WandbCallback
 
 from sft_play.config.schema import Config
+from sft_play.config.secrets import redacted
 from sft_play.record.run_dir import RunDir
 
 PROJECT = "sft-play"
-CALLBACKS = {"wandb": WandbCallback, "mlflow": MLflowCallback, "trackio": TrackioCallback}
+
+
+class StandIn:
+    """Another object with some of its attributes replaced; the object itself stays as it is."""
+
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced, _original=original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The original's: wandb watches nothing but modules."""
+        return type(self._original)
+
+
+class WithoutSecrets(TrainerCallback):
+    """What a tracker keeps of the arguments and of the model's and the adapter's configs, without secrets."""
+
+    def setup(self, args: TrainingArguments, state: TrainerState, model: Any, **named: Any) -> None:
+        """Called once, by the tracker's own callback, before anything is sent."""
+        told = StandIn(args, to_dict=lambda: cleaned(args.to_dict()), run_name=cleaned(args.run_name))
+        super().setup(told, state, described(model), **named)  # type: ignore[misc]
+
+
+class Wandb(WithoutSecrets, WandbCallback):  # type: ignore[misc]
+    """wandb's."""
+
+
+class Trackio(WithoutSecrets, TrackioCallback):  # type: ignore[misc]
+    """trackio's."""
+
+
+class MLflow(WithoutSecrets, MLflowCallback):  # type: ignore[misc]
+    """mlflow's."""
+
+
+CALLBACKS: dict[str, type[TrainerCallback]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio}
+
+
+def described(model: Any) -> StandIn:
+    """A stand-in for a model, whose configs are plain values without secrets."""
+    replaced: dict[str, Any] = {}
+    if getattr(model, "config", None) is not None:
+        kept = model.config
+        replaced["config"] = StandIn(kept, to_dict=lambda: cleaned(kept.to_dict()))
+    if getattr(model, "peft_config", None) is not None:
+        replaced["peft_config"] = {name: cleaned(one.to_dict()) for name, one in model.peft_config.items()}
+    return StandIn(model, **replaced)
+
+
+def cleaned(value: Any) -> Any:
+    """A value as plain JSON ones, with every text in it redacted; sets are sorted."""
+    if isinstance(value, Enum):
+        return cleaned(value.value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {redacted(str(key)): cleaned(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(redacted(str(one)) for one in value)
+    if isinstance(value, list | tuple):
+        return [cleaned(one) for one in value]
+    return redacted(str(value))
 
 
 def callbacks_of_trackers(config: Config, run: RunDir, first_step: int) -> list[TrainerCallback]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,26 @@ from tests.tiny import Workplace
 
 def installed(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+CANARY = "canary-tracker-81d2e6"
+
+
+@pytest.fixture
+def beside_a_secret(workplace: Workplace) -> Workplace:
+    """A run whose model and whose folder lie at a path that a variable's secret is a part of."""
+    (workplace.path / CANARY).mkdir()
+    (workplace.path / CANARY / "model").symlink_to(workplace.model)
+    workplace.config["model"]["name"] = f"{CANARY}/model"
+    workplace.config["run"]["output_dir"] = f"{CANARY}/runs"
+    return workplace
+
+
+def traces(folder: Path) -> list[str]:
+    """The files below a folder that hold the secret."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert files
+    return [str(file) for file in files if CANARY.encode() in file.read_bytes()]
 
 
 def config(*names: str, node: int = 0) -> Config:
@@ -100,3 +122,48 @@ def test_mlflow_keeps_the_losses(workplace: Workplace) -> None:
     with sqlite3.connect(workplace.path / "runs/mlflow.db") as kept:
         shown = [loss for (loss,) in kept.execute("select value from metrics where key = 'loss' order by step")]
     assert shown == pytest.approx(workplace.losses())
+
+
+@pytest.mark.parametrize("tracker", [pytest.param(one, marks=installed(one)) for one in ("wandb", "trackio", "mlflow")])
+def test_a_tracker_is_told_no_secret(tracker: str, beside_a_secret: Workplace, tmp_path: Path) -> None:
+    beside_a_secret.write(run={"report_to": [tracker]})
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    place = {"WANDB_MODE": "offline", "WANDB_DIR": str(kept), "TRACKIO_DIR": str(kept)}
+    place["MLFLOW_TRACKING_URI"] = f"sqlite:///{kept}/mlflow.db"
+    done = beside_a_secret.train(MY_API_KEY=CANARY, **place)
+    assert done.code == 0, done.err
+    assert not traces(kept)
+
+
+def test_what_a_tracker_is_told_is_plain_and_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import LoraConfig, get_peft_model
+    from torch.nn import Module
+    from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
+
+    from sft_play.runtime.trackers import WithoutSecrets
+    from tests.tiny import make_model
+
+    told: dict[str, Any] = {}
+
+    class Tracker(TrainerCallback):
+        def setup(self, args: Any, state: Any, model: Any) -> None:
+            told.update(args=args.to_dict(), name=args.run_name, rate=args.learning_rate, size=model.num_parameters())
+            told.update(model=model.config.to_dict(), adapter=model.peft_config, watched=isinstance(model, Module))
+
+    class Told(WithoutSecrets, Tracker):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setenv("MY_API_KEY", CANARY)
+    base = AutoModelForCausalLM.from_pretrained(make_model(tmp_path / CANARY))
+    model = get_peft_model(base, LoraConfig(target_modules=["v_proj", "q_proj"]))
+    args = TrainingArguments(output_dir=str(tmp_path / CANARY), run_name=CANARY, use_cpu=True)
+    Told().setup(args, None, model)  # type: ignore[arg-type]
+    assert told["watched"]
+    assert (told["name"], told["rate"], told["size"]) == ("***", args.learning_rate, model.num_parameters())
+    assert told["args"]["output_dir"] == str(tmp_path / "***")
+    assert told["model"]["hidden_size"] == 32
+    assert told["adapter"]["default"]["target_modules"] == ["q_proj", "v_proj"]
+    assert CANARY not in json.dumps(told)
+    assert args.run_name == CANARY
+    assert CANARY in model.peft_config["default"].base_model_name_or_path
