@@ -25,10 +25,11 @@ from transformers.cli.serving.systemone import SystemOneHandler
 from transformers.cli.serving.transcription import TranscriptionHandler
 from transformers.cli.serving.utils import GenerationState
 
+from sft_play.data.bad_row import RowProblem
 from sft_play.data.encode import encode_prompt
 from sft_play.errors import SftPlayError
 from sft_play.runtime.generate import Speaker
-from sft_play.runtime.requests import request_problem
+from sft_play.runtime.requests import read_messages, request_problem
 
 # What a request that is being answered gets when the server is asked to end.
 END_SECONDS = 2
@@ -77,11 +78,16 @@ class AsAsked:
 
     def _validate_request(self, body: dict[str, Any]) -> None:
         super()._validate_request(body)  # type: ignore[misc]
-        problem = request_problem(body)
-        if not problem and body.get(self.needed) is None:
-            problem = f"{self.needed} is missing"
-        if problem:
+        if problem := request_problem(body, self.needed):
             raise HTTPException(status_code=400, detail=problem)
+
+    @staticmethod
+    def get_processor_inputs_from_messages(messages: Any, modality: Any) -> list[dict[str, Any]]:
+        """The turns of a chat as training reads them; upstream leaves out what stands beside a tool call."""
+        try:
+            return read_messages(messages)
+        except RowProblem as problem:
+            raise HTTPException(status_code=400, detail=f"{problem.field}: {problem.reason}") from problem
 
     def _build_generation_config(self, body: dict[str, Any], model_generation_config: Any, **named: Any) -> Any:
         made = super()._build_generation_config(body, model_generation_config, **named)  # type: ignore[misc]
@@ -155,6 +161,10 @@ def trained_template(speaker: Speaker) -> Any:
             raise HTTPException(status_code=400, detail=error.line()) from error
         if limit and len(ids) >= limit:
             raise HTTPException(status_code=400, detail=f"{len(ids)} tokens, and the model reads {limit}")
+        if tools and ids == encode_prompt(speaker.text_tokenizer, messages):
+            raise HTTPException(
+                status_code=400, detail="tools is not offered: the trained template does not write them"
+            )
         row = torch.tensor([ids])
         return BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -140,12 +141,17 @@ def test_nothing_but_this_model_and_its_template(server: Server) -> None:
     [
         ({"messages": None}, "messages is missing"),
         ({"messages": "Hi"}, "a list with at least one message"),
-        ({"messages": [{"content": "Hi"}]}, "has no role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "no text"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a character"),
+        ({"messages": []}, "a list with at least one message"),
+        ({"messages": ["Hi"]}, "messages[0]: an object with role and content expected, found text"),
+        ({"messages": [{"content": "Hi"}]}, "messages[0].role: missing"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "unknown role 'wizard'"),
+        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "system", "content": "x"}]}, "after the first turn"),
+        ({"messages": [{"role": "user", "content": "Hi", "mood": "bad"}]}, "message.mood would be left out"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content: text expected, found a number"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "not UTF-8 text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]},
-            "no text",
+            "image content cannot be learned, only text",
         ),
         ({"messages": [{"role": "user", "content": "a 1" * 400}]}, "the model reads 512"),
         ({"messages": [{"role": "user", "content": "a 1" * 10**6}]}, "longer than the 512 tokens"),
@@ -156,13 +162,72 @@ def test_nothing_but_this_model_and_its_template(server: Server) -> None:
         ({"temperature": 1, "top_p": 9}, "top_p"),
         ({"seed": "x"}, "seed"),
         ({"stop": 5}, "stop"),
+        ({"stop": ""}, "stop has to be a string or a list of them, none empty"),
+        ({"stream": "yes"}, "stream has to be true or false"),
         ({"generation_config": '{"num_beams": 99999}'}, "generation_config is not offered"),
+        ({"n": 2}, "n is not offered; leave it out, or n=1"),
+        ({"n": True}, "n is not offered"),
+        ({"logprobs": True, "top_logprobs": 5}, "logprobs is not offered"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not offered"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not offered"),
+        ({"tool_choice": "required"}, "tool_choice is not offered"),
+        ({"tools": "search"}, "tools: a list of tools expected"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]: the tool has no name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "the trained template does not write tools"),
     ],
 )
 def test_requests_that_cannot_be_answered(server: Server, wrong: dict[str, Any], words: str) -> None:
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **wrong}
     status, said = server.ask("/v1/chat/completions", asked)
     assert (status, words in said) == (400, True), said
+
+
+@installed
+def test_fields_that_ask_for_nothing(server: Server) -> None:
+    """What clients send by themselves: an answer of before as they hold it, and defaults."""
+    before = {"role": "assistant", "content": "4", "refusal": None, "annotations": [], "tool_calls": None}
+    turns = [{"role": "user", "content": PROMPTS[3]}, before, {"role": "user", "content": PROMPTS[4]}]
+    plain = server.chat("", messages=[turns[0], {"role": "assistant", "content": "4"}, turns[2]])
+    neutral = {"n": 1, "presence_penalty": 0, "logprobs": False, "response_format": {"type": "text"}, "tools": []}
+    asked = server.chat("", messages=turns, **neutral, user="me", stop=None, logit_bias={}, tool_choice="auto")
+    assert asked["choices"] == plain["choices"]
+    assert asked["usage"] == plain["usage"]
+
+
+@installed
+def test_parts_of_a_text_are_read_as_in_training(server: Server) -> None:
+    parts = [{"type": "text", "text": "What comes"}, {"type": "text", "text": " after 3?"}]
+    assert (
+        server.chat("", messages=[{"role": "user", "content": parts}])["choices"] == server.chat(PROMPTS[3])["choices"]
+    )
+
+
+@installed
+def test_requests_beside_each_other(server: Server) -> None:
+    """Every one gets the answer that it gets alone, and one that goes away keeps no other waiting."""
+    alone = [server.chat(prompt)["choices"][0]["message"]["content"] for prompt in PROMPTS]
+    gone = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    asked = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 400, "stream": True, "stop": ["~~"]}
+    gone.request("POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"})
+    assert gone.getresponse().read(20)
+    gone.close()
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        together = list(pool.map(server.chat, PROMPTS))
+    assert [one["choices"][0]["message"]["content"] for one in together] == alone
+
+
+@installed
+def test_a_signal_inside_a_stream_ends_the_server(server: Server) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process, port = start(server.workplace, RUN="tiny", PORT="0")
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        asked = {"messages": [{"role": "user", "content": "What comes after 3?"}], "max_tokens": 480, "stream": True}
+        asked |= {"temperature": 2}
+        connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        assert connection.getresponse().read(20)
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=30)
+        assert (process.returncode, out.strip(), errors) == (0, "ended", "")
 
 
 @installed
