@@ -162,9 +162,7 @@ def trained_template(speaker: Speaker) -> Any:
         if limit and len(ids) >= limit:
             raise HTTPException(status_code=400, detail=f"{len(ids)} tokens, and the model reads {limit}")
         if tools and ids == encode_prompt(speaker.text_tokenizer, messages):
-            raise HTTPException(
-                status_code=400, detail="tools is not offered: the trained template does not write them"
-            )
+            raise HTTPException(status_code=400, detail="the trained template does not write tools")
         row = torch.tensor([ids])
         return BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
 
