@@ -15,7 +15,7 @@ from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.keys import VARIABLES
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
-from sft_play.errors import UsageError, exit_code_of
+from sft_play.errors import DataError, UsageError, exit_code_of
 from sft_play.facts.calibration import read_measured
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Hardware, parse_hardware
@@ -47,14 +47,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     calibrates = asks_to_calibrate(environ)
     resolved = resolve(config_path(environ), environ, distributed=True, inputs=INPUTS_OF["plan"])
     config = resolved.config
-    inputs = PlanInputs(
-        config=config,
-        hardware=machine(config, environ),
-        facts=planning_facts(config),
-        data=cached_data(config),
-        only=allowed_layouts(config),
-    )
+    hardware = machine(config, environ)
+    facts = planning_facts(config)
+    not_here, data = data_of_plan(config, hardware)
+    inputs = PlanInputs(config=config, hardware=hardware, facts=facts, data=data, only=allowed_layouts(config))
     report = make_report(inputs)
+    report = replace(report, warnings=(*not_here, *report.warnings))
     command = command_of(environ, report.plan)
     launcher = launcher_of(config, config_path(environ).stem, report.plan) if report.plan else ""
     if options.json:
@@ -111,6 +109,24 @@ def machine(config: Config, environ: Mapping[str, str]) -> Hardware:
     else:
         seen = replace(probe_hardware(environment=environ), nodes=config.dist.num_nodes)
     return select_gpus(seen, config.dist.gpus, default_count=None)
+
+
+def data_of_plan(config: Config, hardware: Hardware) -> tuple[list[str], DataFacts | None]:
+    """What to warn of the data, and their facts where they are prepared.
+
+    A described machine may have files that are not here.
+
+    Raises:
+        DataError: a file is missing, or unreadable, on the very machine that the plan is for.
+    """
+    from sft_play.data.sources import check_sources
+
+    try:
+        return check_sources(config), cached_data(config)
+    except DataError as error:
+        if not hardware.described:
+            raise
+        return [f"{error.where}: {error.what}; rows are taken as full"], None
 
 
 def cached_data(config: Config) -> DataFacts | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from sft_play.errors import DataError, DiskFullError, EnvironmentProblem, SftPlayError
-from sft_play.facts.locate import causes_of, is_full_disk
+from sft_play.facts.locate import causes_of, hub_cache, is_full_disk
 
 _NUMBERED = re.compile(r"-\d{5}-of-(\d{5})")
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?::([\w.-]+(?:/[\w.-]+)?))?")
@@ -46,6 +46,12 @@ class HubSplit:
 def is_hub_id(name: str) -> bool:
     """Whether a name that is no file here may be one of the hub."""
     return _ID.fullmatch(name) is not None and not name.lower().endswith(_FILE_SUFFIXES)
+
+
+def is_cached(name: str) -> bool:
+    """Whether the hub's cache has something of a data set, by the cache's own layout; the hub is not asked."""
+    matched = _ID.fullmatch(name)
+    return matched is not None and any(hub_cache().glob(f"datasets--{matched[1].replace('/', '--')}/snapshots/*"))
 
 
 def fetch_dataset(name: str, *, key: str, fetch: bool = True) -> HubSplit:

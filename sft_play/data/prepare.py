@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from sft_play.config.schema import Config, Sources
+from sft_play.config.schema import Config
 from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entry, read_entry, reason_of_miss
 from sft_play.data.formats import check_columns
 from sft_play.data.mix import said_mix
 from sft_play.data.preparation import Preparation, Say, SourcesBySplit, changed_while_read
 from sft_play.data.proofs import prove, refuse_unproved
-from sft_play.data.sources import resolve_sources, stamps_of
+from sft_play.data.sources import given_sources, resolve_sources, stamps_of
 from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import EnvironmentProblem
@@ -140,15 +140,9 @@ def read_cached_facts(config: Config, tokenizer_dir: Path, cache_dir: Path) -> D
 
 def _sources(config: Config, *, fetch: bool = True) -> SourcesBySplit:
     check_columns(config.data.columns)
-    given: dict[str, Sources | None] = {
-        "train": config.data.train,
-        "validation": config.data.validation,
-        "test": config.data.test,
-    }
     return {
         name: resolve_sources(one, key=f"data.{name}", default_format=config.data.format, fetch=fetch)
-        for name, one in given.items()
-        if one is not None
+        for name, one in given_sources(config).items()
     }
 
 

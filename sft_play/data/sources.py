@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
 
-from sft_play.config.schema import DataFormat, DataSource, Sources
-from sft_play.data.hub import fetch_dataset, is_hub_id
+from sft_play.config.schema import Config, DataFormat, DataSource, Sources
+from sft_play.data.hub import fetch_dataset, is_cached, is_hub_id
 from sft_play.errors import DataError
 
 
@@ -110,10 +110,39 @@ def resolve_sources(
         DataError: nothing is there, or nothing readable.
         EnvironmentProblem: a hub id cannot be fetched.
     """
-    listed = [_as_source(one) for one in ((sources,) if isinstance(sources, str) else sources)]
-    if not listed:
-        raise DataError("the list is empty", where=key, fix="name at least one file")
+    listed = _listed(sources, key)
     return tuple(_resolve_one(one, number, key, default_format, fetch) for number, one in enumerate(listed))
+
+
+def given_sources(config: Config) -> dict[str, Sources]:
+    """What the config names for each split that it names files for."""
+    data = config.data
+    given = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {name: one for name, one in given.items() if one is not None}
+
+
+def check_sources(config: Config) -> list[str]:
+    """Look whether the data of a config are on this disk, without reading or fetching any.
+
+    Returns:
+        A line for each hub id that is not in the hub's cache.
+
+    Raises:
+        DataError: a file or folder is not there, or is none that can be read.
+    """
+    said = []
+    for name, sources in given_sources(config).items():
+        key = f"data.{name}"
+        for source in _listed(sources, key):
+            local = _paths(source.path, key)
+            for path in local:
+                _kind_of(path, key)
+            if local or is_cached(source.path):
+                continue
+            if not is_hub_id(source.path):
+                raise _not_there(source.path, key)
+            said.append(f"{key}: {source.path} is no file or folder here; a run fetches it from the hub")
+    return said
 
 
 def stamps_of(sources: Mapping[str, Sequence[SourceFiles]]) -> dict[str, list[tuple[int, ...]]]:
@@ -133,8 +162,16 @@ def stamps_of(sources: Mapping[str, Sequence[SourceFiles]]) -> dict[str, list[tu
     return stamps
 
 
-def _as_source(source: str | DataSource) -> DataSource:
-    return DataSource(path=source) if isinstance(source, str) else source
+def _listed(sources: Sources, key: str) -> list[DataSource]:
+    listed = [sources] if isinstance(sources, str) else sources
+    if not listed:
+        raise DataError("the list is empty", where=key, fix="name at least one file")
+    return [DataSource(path=one) if isinstance(one, str) else one for one in listed]
+
+
+def _not_there(path: str, key: str) -> DataError:
+    fix = "check the path; it starts at the current folder"
+    return DataError(f"no such file or folder: {path}", where=key, fix=fix)
 
 
 def _resolve_one(source: DataSource, number: int, key: str, default_format: DataFormat, fetch: bool) -> SourceFiles:
@@ -147,8 +184,7 @@ def _resolve_one(source: DataSource, number: int, key: str, default_format: Data
         origin = f"{snapshot.name}@{snapshot.commit}"
         named = [(snapshot.folder / file, f"{snapshot.name}/{file}") for file in snapshot.files]
     else:
-        fix = "check the path; it starts at the current folder"
-        raise DataError(f"no such file or folder: {source.path}", where=key, fix=fix)
+        raise _not_there(source.path, key)
     files = []
     for path, shown in named:
         kind, compression = _kind_of(path, key)

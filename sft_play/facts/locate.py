@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +105,12 @@ def find_model(name: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(_hub_id(name), revision=revision, allow_patterns=only, local_files_only=True))
     except (OSError, ValueError):
         return None
+
+
+def hub_cache() -> Path:
+    """The folder of the hub's cache, as its library finds it, without loading that library."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
 
 
 def _hub_id(name: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from sft_play.errors import ModelError
 from sft_play.facts.families import FAMILIES, facts_of_family
+from sft_play.facts.locate import hub_cache
 from sft_play.facts.shapes import Linear, ModelFacts
 
 __all__ = ["Linear", "ModelFacts", "catalog", "facts_from_config", "read_model_facts"]
@@ -52,9 +53,7 @@ def _cached_config(source: str) -> Path | None:
     """The newest config.json of a hub id in the hub's cache, by the cache's own layout; nothing is downloaded."""
     if source.count("/") != 1:
         return None
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    found = cache.glob(f"models--{source.replace('/', '--')}/snapshots/*/config.json")
+    found = hub_cache().glob(f"models--{source.replace('/', '--')}/snapshots/*/config.json")
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 

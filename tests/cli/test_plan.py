@@ -106,6 +106,37 @@ def test_mistakes_are_one_line(variables: dict[str, str], said: str) -> None:
     assert said in done.error_lines[0]
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"DATA_TRAIN": "absent.jsonl"}, "data.train: no such file or folder: absent.jsonl"),
+        ({"DATA_VALIDATION": "absent/*.jsonl"}, "data.validation: no file matches absent/*.jsonl"),
+        ({"DATA_TEST": "LICENSE"}, "data.test: LICENSE is of no readable type"),
+    ],
+)
+def test_data_that_are_not_there_end_it_as_they_end_a_training(
+    workplace: Workplace, variables: dict[str, str], said: str
+) -> None:
+    (workplace.path / "LICENSE").touch()
+    planned, checked = (workplace.run(command, CONFIG="tiny.yaml", **variables) for command in ("plan", "data-check"))
+    assert (planned.code, planned.out) == (checked.code, "") == (2, "")
+    assert said in planned.error_lines[0]
+    assert planned.error_lines == checked.error_lines
+    elsewhere = workplace.run("plan", CONFIG="tiny.yaml", HARDWARE="1xT4", **variables)
+    assert elsewhere.code == 0, elsewhere.err
+    assert f"warning: {said}" in elsewhere.out
+
+
+def test_a_hub_data_set_is_neither_fetched_nor_asked_for(workplace: Workplace) -> None:
+    given = {"CONFIG": "tiny.yaml", "DATA_TRAIN": "owner/name", "HF_HOME": str(workplace.path)}
+    said = "warning: data.train: owner/name is no file or folder here; a run fetches it from the hub"
+    done = workplace.run("plan", **given)
+    assert done.code == 0, done.err
+    assert said in done.out
+    (workplace.path / "hub/datasets--owner--name/snapshots/0123").mkdir(parents=True)
+    assert said not in workplace.run("plan", **given).out
+
+
 def test_training_follows_the_plan_and_knows_the_data_afterwards(workplace: Workplace) -> None:
     def planned() -> dict[str, Any]:
         return json.loads(workplace.run("plan", "--json", CONFIG="tiny.yaml").out)
