@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
+from sft_play.config.inputs import check_endpoint
 from sft_play.config.secrets import redacted
 from sft_play.errors import (
     EnvironmentProblem,
@@ -73,6 +74,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         words += _split(os.environ.get("ARGS", ""))
         debug = "--debug" in words
         words = [word for word in words if word != "--debug"]
+        check_endpoint(os.environ)
         return find_command(words[:1])(words[1:], os.environ)
     except BrokenPipeError:  # the reader has gone: `make config | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,9 +6,10 @@ Imports nothing beyond the standard library, so that commands can call it before
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from urllib.parse import urlsplit
 
 from sft_play.config.nearest import nearest, spoken
-from sft_play.errors import SeveralErrors, UnknownKeyError
+from sft_play.errors import SeveralErrors, UnknownKeyError, UsageError
 
 MAKE_VARIABLES = "SFT_PLAY_MAKE_VARIABLES"
 """The Makefile lists here the names that were given on its command line."""
@@ -83,6 +84,22 @@ def check_inputs(environ: Mapping[str, str], inputs: Collection[str]) -> None:
     errors = [_refused(one, inputs) for one in given(environ) if one not in inputs and not passes(one)]
     if errors:
         raise SeveralErrors(errors)
+
+
+def check_endpoint(environ: Mapping[str, str]) -> None:
+    """Refuses an HF_ENDPOINT that is no address: the hub's library does not even import with some of them.
+
+    Raises:
+        UsageError: it is none.
+    """
+    endpoint = environ.get("HF_ENDPOINT", "")
+    try:
+        parts = urlsplit(endpoint)
+        known = not endpoint or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        known = False
+    if not known:
+        raise UsageError(f"{endpoint!r} is no address", where="HF_ENDPOINT", fix="https://host[:port], or unset it")
 
 
 def given(environ: Mapping[str, str]) -> list[str]:

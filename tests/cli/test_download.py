@@ -215,3 +215,15 @@ def test_a_folder_needs_no_download_and_both_names_are_refused(workplace: Workpl
     assert both.error_lines == [
         "error: name either MODEL or CONFIG -> make download MODEL=owner/name, or CONFIG=configs/mine.yaml"
     ]
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "htp:/hub", "hub.example", f"https://me:{TOKEN}@hub:99999"])
+def test_an_endpoint_that_is_no_address(endpoint: str, workplace: Workplace) -> None:
+    """Of every command: the hub's library does not import with some of them."""
+    done = workplace.run("runs", HF_ENDPOINT=endpoint)
+    (line,) = done.error_lines
+    shown = endpoint.replace(f"me:{TOKEN}", "***")
+    assert (done.code, line) == (
+        2,
+        f"error: HF_ENDPOINT: {shown!r} is no address -> https://host[:port], or unset it",
+    )
