@@ -6,13 +6,14 @@ removed after; then what was saved is loaded in a fresh process and answers.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ STEPS = 30
 ROWS = 8
 # The loss has to fall by this share, unless it is below SMALL_LOSS from the start.
 FALL, SMALL_LOSS = 0.02, 0.05
+# Lines that are told of a training under way, and how often it is looked at.
+TOLD, LOOK_SECONDS = 6, 0.5
 # Of the steps at the end, so that dropout does not decide.
 LAST = 3
 # Probability of the end token that counts as learned where no answer ends yet.
@@ -116,7 +119,8 @@ def smoke(config: Config, environ: Mapping[str, str], folder: Path, steps: int, 
     print(f"training {steps} steps on one batch of {rows} {'row' if rows == 1 else 'rows'}", flush=True)
     environment = one_batch(environ, config, folder, rows, steps)
     command = "train-distributed" if distributed else "train"
-    code, _, errors = execute([sys.executable, "-m", "sft_play", command], environment)
+    heard = Heard(run.metrics, steps)
+    code, _, errors = execute([sys.executable, "-m", "sft_play", command], environment, heard.say)
     if code != ExitCode.DONE:
         return show_refusal(code, errors)
     verdicts = trained_verdicts(config, run)
@@ -159,16 +163,42 @@ def one_batch(environ: Mapping[str, str], config: Config, folder: Path, rows: in
     return {**short_run(environ, folder.resolve(), steps), **batch}
 
 
-def execute(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run to the end; returns code, output and errors. Ctrl-C reaches the process too, and it is waited for."""
+class Heard:
+    """What is told of a training that is under way: the loss, about TOLD times over its steps.
+
+    Args:
+        metrics: the file that it is written to.
+    """
+
+    def __init__(self, metrics: Path, steps: int) -> None:
+        self._metrics, self._steps, self._told = metrics, steps, 0
+
+    def say(self) -> None:
+        events = read_losses(self._metrics)
+        if events and events[-1]["step"] >= self._told + self._steps / TOLD:
+            self._told = events[-1]["step"]
+            print(f"  step {self._told} of {self._steps}: loss {events[-1]['loss']:.4f}", flush=True)
+
+
+def execute(
+    words: Sequence[str], environment: Mapping[str, str], meanwhile: Callable[[], None] = lambda: None
+) -> tuple[int, str, str]:
+    """Run to the end; returns code, output and errors. Ctrl-C reaches the process too, and it is waited for.
+
+    Args:
+        meanwhile: called every LOOK_SECONDS.
+    """
     process = subprocess.Popen(words, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        out, errors = process.communicate()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                out, errors = process.communicate(timeout=LOOK_SECONDS)
+                return process.returncode, out, errors
+            meanwhile()
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
         raise
-    return process.returncode, out, errors
 
 
 def show_refusal(code: int, errors: str) -> int:

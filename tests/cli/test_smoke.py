@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sft_play.cli.smoke import end_verdict, reload_verdict
+from sft_play.cli.smoke import Heard, end_verdict, reload_verdict
 from sft_play.record.run_dir import RunDir
 from tests.faults.hooks import hooked
 from tests.tiny import Workplace
@@ -65,6 +65,22 @@ def test_a_healthy_config_passes(workplace: Workplace) -> None:
     ):
         assert words in done.out, done.out
     assert not left_behind(workplace)
+
+
+def test_a_long_one_tells_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a line at the file's end, as a writer may leave it, is waited for."""
+    metrics = tmp_path / "metrics.jsonl"
+    heard = Heard(metrics, 30)
+    for step in range(31):
+        heard.say()
+        with metrics.open("a") as stream:
+            stream.write(json.dumps({"event": "train", "step": step + 1, "loss": 4.0 - step / 10}) + "\n")
+    with metrics.open("a") as stream:
+        stream.write('{"event": "tr')
+    heard.say()
+    assert capsys.readouterr().out.splitlines() == [
+        f"  step {step} of 30: loss {4.1 - step / 10:.4f}" for step in (5, 10, 15, 20, 25, 30)
+    ]
 
 
 def test_a_template_without_an_end_token(workplace: Workplace) -> None:
