@@ -105,6 +105,7 @@ def _wandb(run: RunDir, first_step: int) -> dict[str, str]:
         "WANDB_PROJECT": PROJECT,
         "WANDB_DIR": str(run.path),
         "WANDB_CONSOLE": "off",  # run.log has it
+        "WANDB_DISABLE_GIT": "true",  # a remote's URL may hold a token
         "WANDB_RUN_ID": kept.read_text(),
         "WANDB_RESUME": "allow",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ CANARY = "canary-tracker-81d2e6"
 
 @pytest.fixture
 def beside_a_secret(workplace: Workplace) -> Workplace:
-    """A run whose model and whose folder lie at a path that a variable's secret is a part of."""
+    """A run in a git checkout with a token in its remote's URL; a secret is a part of the model's path."""
     (workplace.path / CANARY).mkdir()
     (workplace.path / CANARY / "model").symlink_to(workplace.model)
     workplace.config["model"]["name"] = f"{CANARY}/model"
-    workplace.config["run"]["output_dir"] = f"{CANARY}/runs"
+    subprocess.run(["git", "init", "-q"], cwd=workplace.path, check=True)
+    remote = f"https://{CANARY}@hub.example/x.git"
+    subprocess.run(["git", "remote", "add", "origin", remote], cwd=workplace.path, check=True)
     return workplace
 
 
