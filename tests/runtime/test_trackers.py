@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 from importlib.util import find_spec
@@ -28,12 +29,13 @@ CANARY = "canary-tracker-81d2e6"
 @pytest.fixture
 def beside_a_secret(workplace: Workplace) -> Workplace:
     """A run in a git checkout with a token in its remote's URL; a secret is a part of the model's path."""
-    (workplace.path / CANARY).mkdir()
-    (workplace.path / CANARY / "model").symlink_to(workplace.model)
+    shutil.copytree(workplace.model, workplace.path / CANARY / "model")
     workplace.config["model"]["name"] = f"{CANARY}/model"
     subprocess.run(["git", "init", "-q"], cwd=workplace.path, check=True)
     remote = f"https://{CANARY}@hub.example/x.git"
     subprocess.run(["git", "remote", "add", "origin", remote], cwd=workplace.path, check=True)
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "a"], cwd=workplace.path, check=True)
     return workplace
 
 
