@@ -84,7 +84,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     for name, lines in predictions.items():
         keep(asked, f"{rows.name}{'' if name != 'base' else '-base'}.jsonl", lines)
     split = None if given["DATA"] else rows.name
-    report(asked, rows.name, {"data": given["DATA"], "split": split, "rows": evaluated}, figures, options)
+    about = {"data": given["DATA"], "split": split, "rows": evaluated, "note": note_of(asked, predictions)}
+    report(asked, rows.name, about, figures, options)
     return 0
 
 
@@ -101,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
         "--max-new-tokens", type=positive, help="longest answer; by default as the run's config, or 128"
     )
     result.add_argument("--num-beams", type=positive, help="beams of the search for answers")
+    words = "words that ROUGE counts: rouge-score's own (a-z, 0-9), or those of every script"
+    result.add_argument("--rouge-tokenizer", choices=("rouge_score", "unicode"), help=words)
     result.add_argument("--shots", type=int, help="TASKS: solved examples before each question")
     result.add_argument("--chat", action="store_true", help="TASKS: ask through the chat template")
     result.add_argument("--json", action="store_true", help="one JSON object, as docs/evaluation.md describes it")
@@ -167,6 +170,8 @@ def with_options(config: Config, options: argparse.Namespace) -> Config:
         changes["generation_max_new_tokens"] = options.max_new_tokens
     if options.num_beams:
         changes["generation_num_beams"] = options.num_beams
+    if options.rouge_tokenizer:
+        changes["eval_rouge_tokenizer"] = options.rouge_tokenizer
     return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
@@ -221,6 +226,17 @@ def memory_said(batch: int) -> Iterator[None]:
             raise
         fix = f"ARGS=--batch-size={max(1, batch // 2)}" if batch > 1 else "a GPU with more memory"
         raise EnvironmentProblem(f"memory ran out at {batch} rows at once", where="evaluation", fix=fix) from error
+
+
+def note_of(asked: Asked, predictions: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
+    """What the scores of the answers leave out, which is also said; None where nothing."""
+    from sft_play.runtime.words import unseen_note
+
+    answers = next(iter(predictions.values()), ())
+    note = unseen_note([one["reference"] for one in answers], asked.config.train.eval_rouge_tokenizer)
+    if note:
+        print(f"warning: {note} -> ARGS='--rouge-tokenizer unicode' counts words of every script", file=sys.stderr)
+    return note or None
 
 
 def keep(asked: Asked, name: str, lines: Sequence[Any]) -> None:

@@ -82,6 +82,8 @@ def careful(record: dict[str, Any]) -> list[str]:
     found = []
     if (spikes := record.get("spikes", {})).get("found"):
         found.append(f"{spikes['found']} spikes of the gradient norm, {spikes['skipped']} steps skipped for them")
+    if note := record.get("evaluation", {}).get("note"):
+        found.append(str(note))
     if record.get("bottleneck"):
         found.append(str(record["bottleneck"]))
     if others := record.get("summary", {}).get("warnings_of_other_ranks"):

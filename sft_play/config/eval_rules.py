@@ -69,7 +69,7 @@ def evaluation_settings_used(resolved: Resolved) -> Iterator[Finding]:
 def generation_settings_used(resolved: Resolved) -> Iterator[Finding]:
     train = resolved.config.train
     if not train.predict_with_generate:
-        keys = [key for key in KEYS if key.startswith("train.generation_")]
+        keys = ["train.eval_rouge_tokenizer", *(key for key in KEYS if key.startswith("train.generation_"))]
         fix = "set train.predict_with_generate: true or remove it"
         yield from ignored(resolved, keys, by="train.predict_with_generate", fix=fix)
     elif not train.generation_do_sample:

@@ -290,6 +290,8 @@ class TrainSection(Section):
     """Put batches of answers together before they are decoded; no figure depends on it."""
     eval_time_budget: Share = 0.1
     """Share of the training time that generated answers may take; 0 sets no limit."""
+    eval_rouge_tokenizer: Literal["rouge_score", "unicode"] = "rouge_score"
+    """Words that ROUGE counts: rouge-score's own (a-z and 0-9), or those of every script."""
     predict_with_generate: bool = False
     """Generate answers while evaluating and score them (ROUGE, exact match)."""
     generation_max_new_tokens: Count = 128

@@ -10,6 +10,7 @@ from typing import Any
 
 from sft_play.config.secrets import redacted
 from sft_play.record.run_dir import RunDir, write_atomic
+from sft_play.record.shapes import Record, read_fitting, refuse_misfits
 
 VERSION = 1
 
@@ -25,7 +26,7 @@ def append_event(path: Path, step: int, kind: str, text: str) -> None:
     """Something that a reader of the run should know of: a line `event`.
 
     Args:
-        kind: spike, out_of_memory, fallback, bottleneck or sensor.
+        kind: spike, out_of_memory, fallback, evaluation, bottleneck or sensor.
     """
     append_metrics(path, "event", {"step": step, "kind": kind, "text": redacted(text)})
 
@@ -53,10 +54,15 @@ def write_record(run: RunDir, values: dict[str, Any]) -> None:
 
 
 def read_record(run: RunDir) -> dict[str, Any] | None:
-    """record.json, or None where the run has not written one."""
+    """record.json, or None where the run has not written one.
+
+    Raises:
+        DataError: it is damaged.
+    """
     if not run.record.is_file():
         return None
-    record: dict[str, Any] = json.loads(run.record.read_text(encoding="utf-8"))
+    record, misfits = read_fitting(run.record, Record)
+    refuse_misfits(run.record, misfits, fix="move it away: the run goes on from its last checkpoint")
     return record
 
 

@@ -33,6 +33,7 @@ class Generation:
         synced: ranks go through every forward pass together, as sharded weights need it.
         keep_steps: batches whose ids stay on the device before they go to the host; None for all.
         concat: put those together before they are decoded.
+        rouge_tokenizer: whose words are counted when they are scored, `rouge_score` or `unicode`.
     """
 
     end_ids: tuple[int, ...]
@@ -47,6 +48,7 @@ class Generation:
     synced: bool = False
     keep_steps: int | None = None
     concat: bool = True
+    rouge_tokenizer: str = "rouge_score"
 
     def config(self) -> GenerationConfig:
         """transformers' settings, nothing left to what a model ships."""

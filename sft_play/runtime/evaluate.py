@@ -83,7 +83,7 @@ def evaluate_rows(
         engine = Engine(model, tokenizer, settings.generation, ranks)
         batches = prompts_of(rows, tokenizer, settings.generation, settings.batch)
         answers, _ = engine.answer(first_batches(batches, settings.sample))
-        predictions = tuple(score_answers(answers))
+        predictions = tuple(score_answers(answers, settings.generation.rouge_tokenizer))
         metrics |= from_main(ranks, answer_metrics(predictions, settings.sources))
     seconds = {"loss": loss_seconds, "generation": time.monotonic() - started - loss_seconds}
     return EvalResult(metrics=metrics, predictions=predictions, seconds=seconds)

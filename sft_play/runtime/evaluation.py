@@ -26,6 +26,7 @@ from sft_play.runtime.generate import end_token_ids
 from sft_play.runtime.job import Job
 from sft_play.runtime.scores import answer_metrics, rouge_metric, score_answers
 from sft_play.runtime.tally import Tally, token_figures
+from sft_play.runtime.words import FIX, unseen_note
 
 # Strategies whose ranks hold parts of the weights: each forward pass is a collective.
 TOGETHER = ("fsdp", "hsdp", "zero3")
@@ -64,7 +65,9 @@ class TrainingEvaluation:
         if self.refused:
             self.generates = False
         elif self.generates and ranks.main:
-            rouge_metric()  # imports take seconds that are no evaluation's
+            rouge_metric(self.generation.rouge_tokenizer)  # imports take seconds that are no evaluation's
+        if self.note:
+            self.say(f"warning: {self.note} -> {FIX}")
 
     @property
     def folder(self) -> Path:
@@ -81,6 +84,14 @@ class TrainingEvaluation:
     def batches(self) -> list[list[Prompt]]:
         """The prompts of all rows, in the order in which every evaluation takes them."""
         return prompts_of(self.rows, self.trainer.processing_class, self.generation, self.job.plan.eval_batch)
+
+    @cached_property
+    def note(self) -> str:
+        """What the scores of this run's answers leave out; empty where nothing, or where none are made."""
+        if not self.generates:
+            return ""
+        references = [prompt.reference for batch in self.batches for prompt in batch]
+        return unseen_note(references, self.generation.rouge_tokenizer)
 
     def say(self, text: str) -> None:
         if self.ranks.main:
@@ -110,6 +121,8 @@ class TrainingEvaluation:
             return {}
         scored = wanted[: todo[done] if done < len(todo) else len(wanted)]
         lines = self._lines(scored, answers, weights) if self.ranks.main else []
+        if self.note and self.ranks.main and not budget.rows:  # the run's first scores
+            append_event(self.job.run.metrics, step, "evaluation", self.note)
         metrics = from_main(self.ranks, answer_metrics(lines, self.names, prefix))
         seconds = watch.stop()
         self._book(len(scored), sum(map(len, scored)), made=done)
@@ -139,6 +152,7 @@ class TrainingEvaluation:
             "mode": "loss" if given_up else plan.evaluation,
             "reason": budget.reason or self.refused or plan.evaluation_reason,
             "fallback_step": budget.fallback_step,
+            "note": self.note,
             "evaluations": budget.evaluations,
             "generations": budget.generations,
             "rows": budget.rows,
@@ -190,7 +204,8 @@ class TrainingEvaluation:
 
     def _lines(self, batches: Sequence[list[Prompt]], answers: list[Answered], weights: str) -> list[dict[str, Any]]:
         """Scored answers of all batches in their order, the new ones put into the cache."""
-        self.cache.add([one.prompt for one in answers], weights, list(score_answers(answers)))
+        scored = score_answers(answers, self.generation.rouge_tokenizer)
+        self.cache.add([one.prompt for one in answers], weights, list(scored))
         found = (self.cache.get(prompt, weights) for batch in batches for prompt in batch)
         return [one for one in found if one is not None]
 
@@ -250,6 +265,7 @@ def generation_of(
         synced=synced,
         keep_steps=train.eval_accumulation_steps,
         concat=train.eval_do_concat_batches,
+        rouge_tokenizer=train.eval_rouge_tokenizer,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sft_play.runtime.answers import Answered
 from sft_play.runtime.tally import name_of
+from sft_play.runtime.words import UnicodeWords
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 MEANS = (*ROUGE, "exact_match", "answer_tokens", "reference_tokens", "ended")
@@ -15,13 +16,17 @@ MEANS = (*ROUGE, "exact_match", "answer_tokens", "reference_tokens", "ended")
 
 
 @cache
-def rouge_metric() -> Any:
-    """An `evaluate.Metric` whose code is here: F-measures of rouge-score, without stemming, one a row."""
+def rouge_metric(tokenizer: str = "rouge_score") -> Any:
+    """An `evaluate.Metric` whose code is here: F-measures of rouge-score, without stemming, one a row.
+
+    Args:
+        tokenizer: `rouge_score` for its own words, `unicode` for those of every script.
+    """
     import datasets
     import evaluate
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE), use_stemmer=False)
+    scorer = RougeScorer(list(ROUGE), use_stemmer=False, tokenizer=UnicodeWords() if tokenizer == "unicode" else None)
 
     class Rouge(evaluate.Metric):
         """A row without a word in it, predicted or wanted, scores zero and is counted."""
@@ -37,11 +42,15 @@ def rouge_metric() -> Any:
     return Rouge(keep_in_memory=True)
 
 
-def score_answers(answered: Sequence[Answered]) -> Iterator[dict[str, Any]]:
-    """One line of the predictions file for each answer: row, source, texts and scores."""
+def score_answers(answered: Sequence[Answered], tokenizer: str = "rouge_score") -> Iterator[dict[str, Any]]:
+    """One line of the predictions file for each answer: row, source, texts and scores.
+
+    Args:
+        tokenizer: as `rouge_metric`.
+    """
     if not answered:
         return
-    rouge = rouge_metric().compute(
+    rouge = rouge_metric(tokenizer).compute(
         predictions=[one.text for one in answered], references=[one.prompt.reference for one in answered]
     )
     for number, one in enumerate(answered):

@@ -83,6 +83,16 @@ def test_other_splits_and_other_rows(trained: Workplace, run: Any) -> None:
     assert run("--max-rows", "2", RUN="runs/tiny")["rows"] == 2
 
 
+def test_answers_that_rouge_cannot_see_are_told_of(trained: Workplace, run: Any) -> None:
+    row = {"prompt": "你好", "completion": "你好。"}
+    (trained.path / "chinese.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    words = ("--generate", "--max-new-tokens", "2")
+    given = {"RUN": "runs/tiny", "DATA": "chinese.jsonl"}
+    note = "ROUGE counts a-z and 0-9 only: less than half of the letters of 2 of 2 references"
+    assert run(*words, **given)["note"] == note
+    assert "note" not in run(*words, "--rouge-tokenizer", "unicode", **given)
+
+
 def test_packed_rows_are_evaluated_one_by_one(trained: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     from datasets import Dataset
 

@@ -44,7 +44,7 @@ def test_every_value_stands_with_its_origin(capsys: pytest.CaptureFixture[str]) 
     assert rows["train.learning_rate"] == ["1e-4", "x.yaml:3 as lr"]
     assert rows["train.epochs"] == ["1", "default"]
     assert rows["dist.strategy"] == ["ddp", "x.yaml:6"]
-    assert "1 from the environment, 5 from the file, 118 defaults" in out
+    assert "1 from the environment, 5 from the file, 119 defaults" in out
     assert err == "note: x.yaml:3: lr is an old name of train.learning_rate, and was taken as that\n"
     assert "\x1b" not in out
 

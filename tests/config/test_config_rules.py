@@ -63,6 +63,7 @@ REFUSED = [
     ("known_metric", "train: {metric_for_best_model: bleu}", "no evaluation gives 'bleu'"),
     ("known_metric", "train: {metric_for_best_model: eval_rougel}", "did you mean rougeL?"),
     ("known_metric", "train: {metric_for_best_model: rougeL}", "metric_for_best_model: rougeL needs generated answers"),
+    ("generation_settings_used", "train: {eval_rouge_tokenizer: unicode}", "train.eval_rouge_tokenizer has no effect"),
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs a metric"),
     ("early_stopping", "train: {early_stopping_patience: 2}", "train.early_stopping_patience: 2 needs evaluation"),
     ("early_stopping", "train: {early_stopping_threshold: 0.1}", "train.early_stopping_threshold has no effect"),

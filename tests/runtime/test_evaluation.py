@@ -37,6 +37,8 @@ def test_sources_apart_the_cache_and_text_in_tensorboard(workplace: Workplace) -
 
     make_rows(workplace.path / "one.jsonl", 3, first=100)
     make_rows(workplace.path / "two.jsonl", 2, first=200)
+    two = workplace.path / "two.jsonl"
+    two.write_text(two.read_text().replace("After ", "在").replace(" comes ", "这个数字之后是"))
     best = {"metric_for_best_model": "eval_loss", "greater_is_better": True, "load_best_model_at_end": True}
     saved = {"save_strategy": "steps", "save_steps": 2, "eval_accumulation_steps": 1, "eval_do_concat_batches": False}
     sources = {"validation": [{"path": "one.jsonl"}, {"path": "two.jsonl"}]}
@@ -53,6 +55,13 @@ def test_sources_apart_the_cache_and_text_in_tensorboard(workplace: Workplace) -
         assert first[name] == again[name], name
     assert first["eval_generated_rows/0-one"] == 3
     assert [one["source"] for one in predictions(run, 4)] == [0, 0, 0, 1, 1]
+    note = "ROUGE counts a-z and 0-9 only: less than half of the letters of 2 of 5 references"
+    assert f"warning: {note} -> train.eval_rouge_tokenizer: unicode" in done.out
+    assert record["evaluation"]["note"] == note
+    told = [one for one in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if one["event"] == "event"]
+    assert [(one["step"], one["kind"], one["text"]) for one in told if one["kind"] == "evaluation"] == [
+        (2, "evaluation", note)
+    ]
     events = EventAccumulator(str(run / "tb"))
     events.Reload()
     shown = events.Tensors("eval/answers/text_summary")[0].tensor_proto.string_val[0].decode()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from rouge_score.rouge_scorer import RougeScorer
+from rouge_score.tokenizers import DefaultTokenizer
 from transformers import AutoTokenizer, TrainerState, TrainingArguments
 
 from sft_play.runtime.answers import Answered, Generation, Prompt, last_turn, prompts_of, until_end
@@ -15,6 +16,7 @@ from sft_play.runtime.eval_budget import BudgetCallback, Watch, choose_by_loss
 from sft_play.runtime.fallback import waited
 from sft_play.runtime.scores import ROUGE, answer_metrics, is_answer_metric, score_answers
 from sft_play.runtime.tally import Tally, token_figures
+from sft_play.runtime.words import UnicodeWords, unseen_note
 
 WORDS = ["the", "a", "cat", "dog", "sat", "under", "mat", "Running", "runs", "quickly,", "42", "don't", "über", "猫"]
 
@@ -38,6 +40,41 @@ def test_rouge_is_rouge_scores_own_on_200_pairs() -> None:
         assert [one[name] for one in scored] == [one[name].fmeasure for one in own]
         mean = sum(one[name].fmeasure for one in own) / len(own)
         assert answer_metrics(scored, ())[f"eval_{name}"] == pytest.approx(mean, rel=1e-12)
+
+
+def test_words_of_every_script_are_rouge_scores_own_in_ascii() -> None:
+    draw, characters = random.Random(1), [chr(code) for code in range(128)]
+    for _ in range(500):
+        text = "".join(draw.choices(characters, k=draw.randint(0, 60)))
+        assert UnicodeWords().tokenize(text) == DefaultTokenizer().tokenize(text), text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Über Straßen, öl", ["über", "straßen", "öl"]),
+        ("Шла Маша.", ["шла", "маша"]),
+        ("使用Python③。", ["使", "用", "python3"]),
+        ("プロと", ["プ", "ロ", "と"]),
+        ("한국어 말", ["한국어", "말"]),
+        ("हिन्दी ॥", ["हिन्दी"]),
+        ("ที่", ["ที่"]),
+        ("العربية!", ["العربية"]),
+        ("(...)", []),
+    ],
+)  # fmt: skip
+def test_words_of_other_scripts(text: str, words: list[str]) -> None:
+    assert UnicodeWords().tokenize(text) == words
+
+
+def test_answers_in_another_script_are_scored_where_asked_for_and_told_of_where_not() -> None:
+    wanted = "да, кот спит"
+    one = answered(0, "кот спит", wanted)
+    (own,), (every,) = score_answers([one]), score_answers([one], "unicode")
+    assert (own["rouge1"], every["rouge1"], every["rougeL"]) == (0, 0.8, 0.8)
+    references = [wanted, "the cat sleeps", "Größe über alles", "", "!", wanted + " abc"]
+    assert "of 2 of 6 references" in unseen_note(references, "rouge_score")
+    assert unseen_note(references, "unicode") == unseen_note(references[1:5], "rouge_score") == ""
 
 
 def test_an_empty_prediction_counts_as_zero() -> None:
