@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sft_play.cli.inputs import run_folders
+from sft_play.cli.inputs import run_folders, warn_of_damage
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import EnvironmentProblem, UsageError
@@ -22,6 +22,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     folders = run_folders(environ)
     if len(folders) < 2:
         raise UsageError("name two runs or more", where="RUNS", fix='RUNS="runs/A runs/B"; make runs lists them')
+    for folder in folders:
+        warn_of_damage(folder)
     from sft_play.report.compare import write_comparison
 
     try:

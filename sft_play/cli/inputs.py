@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from sft_play.config.schema import Config, RunSection
 from sft_play.errors import UsageError
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.shapes import ModelFacts
+from sft_play.record.run_dir import RunDir
+from sft_play.report.read import read_kept
 from sft_play.report.state import is_run
 
 
@@ -48,6 +51,12 @@ def run_folder(name: str, where: str, environ: Mapping[str, str]) -> Path:
             return folder
     what = f"{name} is no run of sft-play" if Path(name).exists() else f"there is no run {name}"
     raise UsageError(what, where=where, fix="make runs lists them")
+
+
+def warn_of_damage(folder: Path) -> None:
+    """Say on stderr what is left out of what a run shows."""
+    for line in read_kept(RunDir(folder))[1]:
+        print(f"warning: left out, as the file is damaged: {folder}/{line}", file=sys.stderr)
 
 
 def run_folders(environ: Mapping[str, str]) -> list[Path]:

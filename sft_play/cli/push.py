@@ -17,7 +17,7 @@ from sft_play.cli.inputs import run_folder
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.config.secrets import redacted
-from sft_play.errors import EnvironmentProblem, ModelError, UsageError
+from sft_play.errors import DataError, EnvironmentProblem, ModelError, UsageError
 from sft_play.record.manifest import NAME, folder_problem
 from sft_play.record.results import is_merged_from
 from sft_play.report.card import base_of, model_card
@@ -53,6 +53,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         UsageError: REPO is no repository, or nobody is there to say yes.
         ModelError: there is no result, or it is damaged.
+        DataError: what the run kept of itself is damaged.
         EnvironmentProblem: no token, or the hub refuses.
     """
     options = parser().parse_args(argv)
@@ -63,6 +64,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         what = f"{repo!r} is no repository" if repo else "RUN and REPO are needed"
         raise UsageError(what, where="REPO" if repo else "", fix=FORM)
     facts = read_run(run_folder(run, "RUN", environ))
+    if facts.damaged:
+        fix = "the card is made from it: put back what the run wrote, or move the file away"
+        raise DataError(f"a file is damaged: {facts.damaged[0]}", where=str(facts.path), fix=fix)
     folder = chosen_folder(facts, options)
     if problem := folder_problem(folder):
         raise ModelError(f"the result is not whole: {problem}", where=str(folder), fix="make merge or make train again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sft_play.cli.inputs import run_folder
+from sft_play.cli.inputs import run_folder, warn_of_damage
 from sft_play.cli.options import Options
 from sft_play.config.inputs import INPUTS_OF, check_inputs
 from sft_play.errors import EnvironmentProblem, UsageError
@@ -22,6 +22,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not environ.get("RUN"):
         raise UsageError("RUN is missing", fix="name a run, such as RUN=runs/NAME; make runs lists them")
     folder = run_folder(environ["RUN"], "RUN", environ)
+    warn_of_damage(folder)
     from sft_play.report.page import write_report
 
     try:

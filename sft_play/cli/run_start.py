@@ -31,12 +31,16 @@ def refuse_finished(run: RunDir, config: Config) -> None:
     Raises:
         ResumeRefusedError: it is finished and `run.resume` is not `never`.
     """
-    record = read_record(run)
-    if config.run.resume != "never" and record and record["outcome"] == "done":
+    if config.run.resume == "never":
+        return
+    record = read_record(run) or {}
+    if record.get("outcome") == "done":
         if config.dist.node_rank == 0:
             sweep(run)  # whoever was killed after the result was there left half files
+        losses = (record.get(name) for name in ("eval_loss", "train_loss"))
+        loss = next((f"loss {one:.4f}, " for one in losses if one is not None), "")
         raise ResumeRefusedError(
-            f"this run is finished (loss {record.get('eval_loss', record['train_loss']):.4f}, {record['result']}/)",
+            f"this run is finished ({loss}{record.get('result') or 'result'}/)",
             where=str(run.path),
             fix="RUN_RESUME=never trains it anew; a changed setting starts another run",
         )

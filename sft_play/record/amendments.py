@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from sft_play.errors import DataError
 from sft_play.plan.build import Plan
 from sft_play.record.run_dir import RunDir, write_atomic
 
@@ -18,9 +22,9 @@ class SmallerBatch:
         step: the optimizer step, from 1, in which it ran out; 0 where that is not known.
     """
 
-    step: int
-    micro_batch: int
-    grad_accum: int
+    step: Annotated[int, Field(ge=0)]
+    micro_batch: Annotated[int, Field(ge=1)]
+    grad_accum: Annotated[int, Field(ge=1)]
 
     def words(self, before: int) -> str:
         """The change as it is said."""
@@ -43,6 +47,7 @@ class LossesOnly:
 
 
 Amendment = SmallerBatch | LossesOnly
+_LISTED = TypeAdapter(list[Amendment])
 
 
 def smaller_micro_batch(micro_batch: int) -> int:
@@ -56,11 +61,20 @@ def append_amendment(run: RunDir, amendment: Amendment) -> None:
 
 
 def read_amendments(run: RunDir) -> list[Amendment]:
-    """All of a run, oldest first."""
+    """All of a run, oldest first.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     if not run.amendments.is_file():
         return []
-    listed = json.loads(run.amendments.read_text(encoding="utf-8"))
-    return [SmallerBatch(**values) if "micro_batch" in values else LossesOnly(**values) for values in listed]
+    try:
+        found: list[Amendment] = _LISTED.validate_json(run.amendments.read_bytes(), strict=True)
+    except ValidationError as error:
+        what = f"the file is damaged: {error.errors()[0]['msg'].lower()}"
+        fix = "move it away: the run begins again with what the plan says"
+        raise DataError(what, where=str(run.amendments), fix=fix) from error
+    return found
 
 
 def amended(plan: Plan, amendments: Sequence[Amendment]) -> Plan:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.record.run_dir import RunDir
-from sft_play.report.read import read_events, read_object
+from sft_play.report.read import read_events, read_kept
 from sft_play.report.state import runs_in, size_of, state_of
 
 
@@ -41,13 +41,13 @@ def listed(folder: Path) -> list[Listed]:
 def list_run(folder: Path) -> Listed:
     """One run of any state."""
     run = RunDir(folder)
-    record, told = read_object(run.record), read_object(run.run_json)
+    (told, record, _), damaged = read_kept(run)
     config = told.get("config") or {}
     last = record if "train_loss" in record else _last(run)
     return Listed(
         name=folder.resolve().name,
         path=str(folder),
-        state=str(state_of(run, record)),
+        state=str(state_of(run, record, damaged=bool(damaged))),
         model=str((config.get("model") or {}).get("name") or ""),
         method=str((config.get("tuning") or {}).get("mode") or ""),
         loss=last.get("eval_loss", last.get("train_loss")),

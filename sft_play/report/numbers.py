@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from sft_play.facts.hardware import GIB
@@ -13,6 +14,8 @@ def number(value: float | None, digits: int = 4) -> str:
     """About `digits` significant digits, thousands parted; a dash for nothing."""
     if value is None:
         return NOTHING
+    if not math.isfinite(value):
+        return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 10 ** (digits - 1):

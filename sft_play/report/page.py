@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def render_report(run: RunFacts) -> str:
 
 def render(template: str, **values: Any) -> str:
     """A template of this folder with values; every text is redacted and escaped on its way into the page."""
+    text: str = _environment().get_template(template).render(**values)
+    return text
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -78,8 +85,7 @@ def render(template: str, **values: Any) -> str:
         "gib": numbers.gib,
         "span": numbers.span,
     }
-    text: str = environment.get_template(template).render(**values)
-    return text
+    return environment
 
 
 def _presentable(value: Any) -> Any:
@@ -90,7 +96,9 @@ def _presentable(value: Any) -> Any:
 
 
 def error_lines(run: RunFacts) -> list[str]:
-    """Why the run stopped or failed."""
+    """Why the run stopped or failed, or what is shown without."""
+    if run.damaged:
+        return [f"left out, as the file is damaged: {line}" for line in run.damaged]
     if run.state in (RunState.DONE, RunState.RUNNING):
         return []
     if run.record.get("error"):

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sft_play.record.run_dir import RunDir
+from sft_play.record.shapes import Answer, DataReport, Record, Shape, Told, fitting, read_fitting
+from sft_play.record.shapes import Event as EventShape
 from sft_play.report.state import RunState, state_of
 
 Event = dict[str, Any]
@@ -37,6 +39,7 @@ class RunFacts:
         data: the report on the data.
         answers: the first and the last generating evaluation, or the only one.
         started: of every start, epoch seconds.
+        damaged: what was left out because it cannot be what is written there, a line each.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class RunFacts:
     data: dict[str, Any]
     answers: tuple[Answers, ...]
     started: tuple[float, ...]
+    damaged: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,18 +77,30 @@ class RunFacts:
 def read_run(folder: Path) -> RunFacts:
     """Everything in a run's folder that a report can show."""
     run = RunDir(folder)
-    record = read_object(run.record)
+    (told, record, data), damaged = read_kept(run)
     return RunFacts(
         path=folder,
-        state=state_of(run, record),
-        told=read_object(run.run_json),
+        state=state_of(run, record, damaged=bool(damaged)),
+        told=told,
         record=record,
         config_lines=tuple(_config_lines(run.config_yaml)),
         events=tuple(read_events(run.metrics)),
-        data=read_object(run.data / "report.json"),
+        data=data,
         answers=tuple(_first_and_last(folder / "eval")),
         started=tuple(sorted(file.stat().st_mtime for file in run.attempts.glob("*.json"))),
+        damaged=damaged,
     )
+
+
+def read_kept(run: RunDir) -> tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], tuple[str, ...]]:
+    """run.json, record.json and the report on the data without what is damaged, and what that is, a line each."""
+    files: tuple[tuple[Path, type[Shape]], ...] = (
+        (run.run_json, Told),
+        (run.record, Record),
+        (run.data / "report.json", DataReport),
+    )
+    (told, first), (record, second), (data, third) = (read_fitting(path, shape) for path, shape in files)
+    return (told, record, data), (*first, *second, *third)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -98,7 +114,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_events(path: Path) -> Iterator[Event]:
     """The lines of metrics.jsonl; the last one may be half written."""
-    for event in _json_lines(path):
+    for line in _json_lines(path):
+        event, _ = fitting(line, EventShape, path.name)
         if isinstance(event.get("event"), str) and isinstance(event.get("step"), int):
             yield event
 
@@ -127,7 +144,9 @@ def _first_and_last(folder: Path) -> Iterator[Answers]:
 
 
 def _answers(file: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    for number, answer in enumerate(_json_lines(file)):
+    for number, line in enumerate(_json_lines(file)):
         if number == ANSWERS_READ:
             return
-        yield int(answer.get("row", number)), answer
+        answer, _ = fitting(line, Answer, file.name)
+        row = answer.get("row")
+        yield number if row is None else row, answer

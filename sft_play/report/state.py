@@ -20,17 +20,21 @@ class RunState(StrEnum):
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
+    DAMAGED = "damaged"
     NOT_STARTED = "not started"
 
 
-def state_of(run: RunDir, record: Mapping[str, Any]) -> RunState:
+def state_of(run: RunDir, record: Mapping[str, Any], *, damaged: bool = False) -> RunState:
     """A run that was killed has written nothing of its end, and can be gone on with: it is stopped.
 
     Args:
         record: record.json; empty where there is none.
+        damaged: whether part of what the run keeps of itself cannot be read.
     """
     if is_running(run):
         return RunState.RUNNING
+    if damaged:
+        return RunState.DAMAGED
     outcome = record.get("outcome")
     if outcome == "done":
         return RunState.DONE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from sft_play.errors import AppliedDiffersError
 from sft_play.plan.build import Plan
 from sft_play.record.checkpoints import step_of
 from sft_play.record.run_dir import RunDir
+from sft_play.record.told import read_told
 from sft_play.runtime.collate import LENGTHS
 from sft_play.runtime.stream import StreamPlace, stream_dataset
 
@@ -87,16 +87,21 @@ class Job:
 
 
 def read_job(run_json: Path) -> Job:
-    """The job of the run whose folder holds `run_json`."""
-    values = json.loads(run_json.read_text(encoding="utf-8"))
+    """The job of the run whose folder holds `run_json`.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    told = read_told(run_json)
+    values, resume_from = told.values, told.values.get("resume_from")
     return Job(
         run=RunDir(Path(values["run"]), node=values["node"]),
-        config=Config.model_validate(values["config"]),
-        plan=Plan(**values["plan"]),
+        config=told.config,
+        plan=told.plan,
         stamp=values["stamp"],
         model_path=Path(values["model_path"]),
         splits={name: Path(path) for name, path in values["splits"].items()},
         longest_first=values["longest_first"],
-        told={key: values[key] for key in ("config", "plan", "stamp", "resume_from")},
-        resume_from=Path(values["resume_from"]) if values["resume_from"] else None,
+        told={**{key: values[key] for key in ("config", "plan", "stamp")}, "resume_from": resume_from},
+        resume_from=Path(resume_from) if resume_from else None,
     )
