@@ -94,7 +94,7 @@ def _type_of(hint: Any, metadata: tuple[Any, ...] = ()) -> ValueType:
     if origin is tuple:
         item = _type_of(args[0])
         if item.sources:
-            return replace(item, words="a list of texts or of {path, weight, format, max_rows}")
+            return replace(item, words="a list of texts or of {path, revision, weight, format, max_rows}")
         words = f"a list of {_plural(item.words)}"
         return replace(item, words=words, listed=True, choices=(), item_choices=item.choices)
     if origin is dict:
@@ -108,7 +108,7 @@ def _type_of(hint: Any, metadata: tuple[Any, ...] = ()) -> ValueType:
     if hint is str:
         return ValueType(words="text", text=True)
     if hint is DataSource:
-        return ValueType(words="{path, weight, format, max_rows}", sources=True, text=True)
+        return ValueType(words="{path, revision, weight, format, max_rows}", sources=True, text=True)
     if isinstance(hint, type) and issubclass(hint, Enum):
         choices = tuple(str(one.value) for one in hint)
         return ValueType(words=_one_of(choices), choices=choices)

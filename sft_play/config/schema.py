@@ -126,11 +126,18 @@ DataFormat = Literal[
 ]  # fmt: skip
 
 
+def _is_none(value: object) -> bool:
+    """Left out, a key that came later leaves what earlier versions wrote of a config as it is."""
+    return value is None
+
+
 class DataSource(Section):
     """One of several data sets that are mixed."""
 
     path: str
     """A file, a folder, a glob, or a hub id."""
+    revision: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """Commit, tag or branch of a hub data set; a full commit hash pins it. A file or folder has none."""
     weight: Positive | None = None
     """Share of the mix in rows, relative to the other sources' weights; all sources of a list have one, or none has."""
     format: DataFormat = "auto"
@@ -157,7 +164,7 @@ class DataSection(Section):
     task: Literal["sft", "cpt", "cpt_mixed"] = "sft"
     """`sft`: instruction tuning; `cpt`: continued pre-training on texts, cut into blocks; `cpt_mixed`: both."""
     train: Sources
-    """Training data: a path or hub id, or a list of them, or of {path, weight, format, max_rows}."""
+    """Training data: a path or hub id, or a list of them, or of {path, revision, weight, format, max_rows}."""
     validation: Sources | None = None
     """Validation data, in the same forms."""
     test: Sources | None = None

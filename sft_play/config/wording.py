@@ -67,7 +67,7 @@ def _wrong_source(setting: Setting, index: int, item: Any, problems: Sequence[Ma
     return errors
 
 
-_SOURCE_WORDS = {"path": "a path or hub id", "weight": "a number above 0"}
+_SOURCE_WORDS = {"path": "a path or hub id", "revision": "text", "weight": "a number above 0"}
 
 
 def given(value: Any) -> str:

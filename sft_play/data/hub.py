@@ -54,23 +54,24 @@ def is_cached(name: str) -> bool:
     return matched is not None and any(hub_cache().glob(f"datasets--{matched[1].replace('/', '--')}/snapshots/*"))
 
 
-def fetch_dataset(name: str, *, key: str, fetch: bool = True) -> HubSplit:
+def fetch_dataset(name: str, *, key: str, revision: str | None = None, fetch: bool = True) -> HubSplit:
     """The files of a split, downloaded where they are not in the hub's cache.
 
     Args:
         name: `owner/name`, with `:split` or `:subset/split` where another than the key's is meant.
         key: `data.train`, `data.validation` or `data.test`: whose split is taken where the name has none.
+        revision: branch, tag or commit; None for the default branch as it is now.
         fetch: False: look into the cache only.
 
     Raises:
-        DataError: the data set has no such split, or several sets of files for it.
+        DataError: the data set has no such revision or split, or several sets of files for it.
         EnvironmentProblem: it is neither cached nor reachable, or one may not read it; `DiskFullError`.
     """
     matched = _ID.fullmatch(name)
     if matched is None:
         raise DataError(f"{name} is no hub id (owner/name)", where=key)
     owner_name, split = matched.group(1), matched.group(2) or ""
-    folder = _download(owner_name, key, fetch)
+    folder = _download(owner_name, revision, key, fetch)
     there = sorted(str(file.relative_to(folder).as_posix()) for file in folder.rglob("*") if file.is_file())
     rows = [file for file in there if file.lower().endswith(_ROW_SUFFIXES)]
     files = choose_files(owner_name, rows, split, key)
@@ -134,20 +135,25 @@ def _splits_of(files: Sequence[str]) -> list[str]:
     return [split for split in _SPLITS if any(_named(file, split) for file in files)]
 
 
-def _download(name: str, key: str, fetch: bool) -> Path:
+def _download(name: str, revision: str | None, key: str, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
 
     try:
         folder = snapshot_download(
-            name, repo_type="dataset", allow_patterns=_WANTED, ignore_patterns=_NO_DATA, local_files_only=not fetch
+            name,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=_WANTED,
+            ignore_patterns=_NO_DATA,
+            local_files_only=not fetch,
         )
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise _explained(name, key, error, fetch) from error
+        raise _explained(name, revision, key, error, fetch) from error
     return Path(folder)
 
 
-def _explained(name: str, key: str, error: Exception, fetch: bool) -> SftPlayError:
+def _explained(name: str, revision: str | None, key: str, error: Exception, fetch: bool) -> SftPlayError:
     """Why a download failed. The hub wraps what it met first, so the whole chain of causes is looked at."""
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -155,6 +161,7 @@ def _explained(name: str, key: str, error: Exception, fetch: bool) -> SftPlayErr
         HFValidationError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     chain = list(causes_of(error))
@@ -168,6 +175,9 @@ def _explained(name: str, key: str, error: Exception, fetch: bool) -> SftPlayErr
         if isinstance(one, GatedRepoError):
             fix = "accept its terms on its page, then set HF_TOKEN"
             return EnvironmentProblem(f"{name} is gated", where=key, fix=fix)
+        if isinstance(one, RevisionNotFoundError):
+            what = f"{name} has no revision {revision or 'main'}"
+            return DataError(what, where=key, fix="give a branch, tag or commit of that data set")
         if isinstance(one, RepositoryNotFoundError):
             what = f"{name} is no file or folder here, and the hub has no data set of that name that you may read"
             return EnvironmentProblem(what, where=key, fix="check the spelling; a private one needs an HF_TOKEN")

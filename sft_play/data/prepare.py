@@ -29,12 +29,14 @@ class Prepared:
             `data.write.SCHEMA` has them, packed training rows as `data.pack` does.
         hit: whether it was in the cache already.
         rejects: rows that were skipped, one JSON object a line, where there are any.
+        origins: what was read of the hub, each `owner/name@commit`.
     """
 
     splits: Mapping[str, Path]
     facts: DataFacts
     hit: bool
     rejects: Path | None
+    origins: tuple[str, ...] = ()
 
 
 def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
@@ -51,11 +53,12 @@ def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> P
         EnvironmentProblem: the cache cannot be written.
     """
     sources = _sources(config)
-    for source in (one for listed in sources.values() for one in listed if one.origin):
+    fetched = [source for listed in sources.values() for source in listed if source.origin]
+    for source in fetched:
         say(f"data: {source.path} is {source.origin}")
-    if config.data.streaming:
-        return _prepare_stream(config, sources, tokenizer_dir, cache_dir, say)
-    return _prepare(config, sources, tokenizer_dir, cache_dir, say)
+    origins = tuple(dict.fromkeys(source.origin for source in fetched))
+    make = _prepare_stream if config.data.streaming else _prepare
+    return replace(make(config, sources, tokenizer_dir, cache_dir, say), origins=origins)
 
 
 def _prepare(config: Config, sources: SourcesBySplit, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:

@@ -22,8 +22,10 @@ def write_report(folder: Path, config: Config, prepared: Prepared, tokenizer_dir
     report = make_token_report(config, prepared, tokenizer_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(token_lines(report, colour=False, rows_told=False))
-        write_atomic(folder / "report.txt", text + "\n")
-        write_atomic(folder / "report.json", json.dumps(report_as_json(None, report), indent=2) + "\n")
+        lines = [f"read from {origin}" for origin in prepared.origins]
+        lines += token_lines(report, colour=False, rows_told=False)
+        write_atomic(folder / "report.txt", "\n".join(lines) + "\n")
+        values = report_as_json(None, report) | {"origins": list(prepared.origins)}
+        write_atomic(folder / "report.json", json.dumps(values, indent=2) + "\n")
     except OSError as error:
         raise EnvironmentProblem(f"cannot be written ({error.strerror})", where=str(folder)) from error

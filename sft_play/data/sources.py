@@ -134,7 +134,7 @@ def check_sources(config: Config) -> list[str]:
     for name, sources in given_sources(config).items():
         key = f"data.{name}"
         for source in _listed(sources, key):
-            local = _paths(source.path, key)
+            local = _local(source, key)
             for path in local:
                 _kind_of(path, key)
             if local or is_cached(source.path):
@@ -177,10 +177,10 @@ def _not_there(path: str, key: str) -> DataError:
 def _resolve_one(source: DataSource, number: int, key: str, default_format: DataFormat, fetch: bool) -> SourceFiles:
     data_format = default_format if source.format == "auto" else source.format
     origin = ""
-    if local := _paths(source.path, key):
+    if local := _local(source, key):
         named = [(path, str(path)) for path in local]
     elif is_hub_id(source.path):
-        snapshot = fetch_dataset(source.path, key=key, fetch=fetch)
+        snapshot = fetch_dataset(source.path, key=key, revision=source.revision, fetch=fetch)
         origin = f"{snapshot.name}@{snapshot.commit}"
         named = [(snapshot.folder / file, f"{snapshot.name}/{file}") for file in snapshot.files]
     else:
@@ -193,6 +193,15 @@ def _resolve_one(source: DataSource, number: int, key: str, default_format: Data
     return SourceFiles(
         files=tuple(files), max_rows=source.max_rows, path=source.path, weight=source.weight, origin=origin
     )
+
+
+def _local(source: DataSource, key: str) -> list[Path]:
+    """The files here that a source stands for; none where nothing here has its name."""
+    found = _paths(source.path, key)
+    if found and source.revision is not None:
+        what = f"revision {source.revision} for {source.path}, which is here: a file or folder has none"
+        raise DataError(what, where=key, fix="remove it, or give a hub id that is no folder here")
+    return found
 
 
 def _paths(name: str, key: str) -> list[Path]:

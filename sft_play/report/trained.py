@@ -53,7 +53,7 @@ def sources_of(config: dict[str, Any]) -> Iterator[str]:
     """What the config names as training data."""
     train = (config.get("data") or {}).get("train") or []
     for one in [train] if isinstance(train, str) else train:
-        yield one if isinstance(one, str) else str(one.get("path"))
+        yield one if isinstance(one, str) else "@".join(filter(None, (str(one.get("path")), one.get("revision"))))
 
 
 def _batch(plan: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,25 @@ def test_a_run_keeps_the_report(place: Workplace) -> None:
     assert "<|im_start|>assistant\\n\n    [[After " in text
     report = json.loads((run.path / "data" / "report.json").read_text())
     assert report["tokens"]["facts"]["splits"]["validation"]["rows_kept"] == 4
+    assert report["origins"] == []
+
+
+def test_a_run_keeps_the_commit_of_the_hub_that_it_read(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, repository = "0123456789" * 4, place.path / "datasets--owner--name"
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(place.path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v1").write_text(commit)
+    shutil.copy(place.path / "train.jsonl", repository / "snapshots" / commit)
+    values: dict[str, Any] = yaml.safe_load((place.path / "tiny.yaml").read_text())
+    values["data"] = {"train": [{"path": "owner/name", "revision": "v1"}]}
+    config = Config.model_validate(values)
+    run = RunDir(place.path / "runs" / "tiny")
+    run.create()
+    report_data(run, config, prepare(config, place.model, place.path / "cache", lambda _: None), place.model)
+    assert json.loads((run.path / "data" / "report.json").read_text())["origins"] == [f"owner/name@{commit}"]
+    assert (run.path / "data" / "report.txt").read_text().startswith(f"read from owner/name@{commit}\n")
 
 
 def test_a_training_writes_the_report_before_it_plans() -> None:

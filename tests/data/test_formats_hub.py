@@ -14,10 +14,12 @@ from huggingface_hub import constants
 from huggingface_hub import errors as hub
 from huggingface_hub.utils import filter_repo_objects, hf_raise_for_status
 
+from sft_play.config.schema import Config, DataSource
 from sft_play.data.formats import Row, read_rows
 from sft_play.data.hub import choose_files, is_hub_id
 from sft_play.data.sources import SourceFiles, resolve_sources
 from sft_play.errors import DataError, DiskFullError, EnvironmentProblem, SftPlayError
+from sft_play.record.run_dir import must_match
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROW = b'{"prompt": "a", "completion": "b"}\n'
@@ -40,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return repository
 
 
-def source_of(path: str, key: str = "data.train", **more: Any) -> SourceFiles:
+def source_of(path: str | tuple[DataSource, ...], key: str = "data.train", **more: Any) -> SourceFiles:
     (source,) = resolve_sources(path, key=key, default_format="auto", **more)
     return source
 
@@ -59,6 +61,38 @@ def test_a_split_of_the_key_or_by_name(cache: Path) -> None:
     with pytest.raises(DataError, match="no files of the split test; its splits: train, validation") as caught:
         source_of("owner/name", "data.test")
     assert caught.value.where == "data.test"
+
+
+def test_a_tag_or_a_commit_is_read_instead_of_the_default_branch(cache: Path) -> None:
+    earlier = COMMIT[::-1]
+    (cache / "snapshots" / earlier).mkdir()
+    (cache / "snapshots" / earlier / "train.jsonl").write_bytes(ROW)
+    (cache / "refs" / "v1.0").write_text(earlier)
+    for revision, commit in (("v1.0", earlier), (earlier, earlier), (COMMIT, COMMIT), ("main", COMMIT), (None, COMMIT)):
+        for fetch in (True, False):
+            found = source_of((DataSource(path="owner/name:train", revision=revision),), fetch=fetch)
+            assert found.origin == f"owner/name@{commit}"
+            assert {file.path.relative_to(cache / "snapshots").parts[0] for file in found.files} == {commit}
+    with pytest.raises(EnvironmentProblem, match="owner/name is not whole on this disk"):
+        source_of((DataSource(path="owner/name", revision="v2.0"),))
+
+
+def test_a_revision_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(ROW)
+    with pytest.raises(DataError, match=r"revision v1 for .*rows.jsonl, which is here: a file or folder has none"):
+        source_of((DataSource(path=str(tmp_path / "rows.jsonl"), revision="v1"),))
+
+
+def test_a_run_of_another_revision_is_another_run_and_those_without_stay_what_they_were() -> None:
+    def held(**more: str) -> dict[str, Any]:
+        source = {"path": "owner/name", **more}
+        config = Config.model_validate({"model": {"name": "m"}, "data": {"train": [source]}})
+        assert Config.model_validate_json(config.model_dump_json()) == config
+        train: dict[str, Any] = must_match(config)["data"]["train"][0]
+        return train
+
+    assert held() == {"path": "owner/name", "weight": None, "format": "auto", "max_rows": None}
+    assert held(revision="v1.0") == {**held(), "revision": "v1.0"}
 
 
 def test_what_is_not_whole_offline_is_refused(cache: Path) -> None:
@@ -131,6 +165,7 @@ def answer(status: int, **headers: str) -> Exception:
 CAUSES = [
     (answer(403, X_Error_Code="GatedRepo"), EnvironmentProblem, "owner/name is gated -> accept its terms"),
     (answer(404, X_Error_Code="RepoNotFound"), EnvironmentProblem, "the hub has no data set of that name"),
+    (answer(404, X_Error_Code="RevisionNotFound"), DataError, "owner/name has no revision v1 -> give a branch, tag"),
     (answer(401, X_Error_Message="Invalid credentials in Authorization header"), EnvironmentProblem, "your HF_TOKEN"),
     (answer(403), EnvironmentProblem, "the hub forbids you to read owner/name"),
     (answer(429), EnvironmentProblem, "too many requests (429)"),
@@ -152,7 +187,7 @@ def test_each_cause_is_told_apart(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(SftPlayError) as caught:
-        source_of("owner/name")
+        source_of((DataSource(path="owner/name", revision="v1"),))
     assert type(caught.value) is kind
     assert said in caught.value.line()
     assert caught.value.where == "data.train"
