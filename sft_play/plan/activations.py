@@ -148,7 +148,8 @@ def logits_bytes(facts: ModelFacts, settings: Settings, *, tokens: int | None = 
     if cost.copies and not settings.loss_upcast:
         per_logit = float(cost.copies * width)
     head = 0 if settings.trains_adapter else facts.vocab_size * facts.hidden_size * _head_gradient_width(cost, settings)
-    tile = min(n, cost.tile_tokens) * cost.tile_vocabulary * width
+    made = min(facts.vocab_size, cost.tile_vocabulary) * cost.tile_backward
+    tile = min(n, cost.tile_tokens) * (cost.tile_vocabulary * width + made)
     whole = n * (facts.vocab_size * per_logit + facts.hidden_size * cost.per_hidden * width / 2)
     head_share = 1 if cost.head_sums else divisors(settings).weights
     logits_share = 1 if cost.head_sums else divisors(settings).logits

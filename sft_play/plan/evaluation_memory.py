@@ -65,4 +65,4 @@ def _logit_bytes(facts: ModelFacts, settings: Settings, tokens: int) -> float:
         return tokens * facts.vocab_size * 6 / divisors(settings).logits
     cost = LOSS_COSTS[settings.kernels, settings.loss]
     tile = min(tokens, cost.tile_tokens) * min(facts.vocab_size, cost.tile_vocabulary)
-    return float(tile * act.inside_bytes(facts, settings))
+    return float(tile * (act.inside_bytes(facts, settings) + cost.tile_forward))

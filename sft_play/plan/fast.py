@@ -83,8 +83,9 @@ def choose_loss(config: Config, gpu: Gpu | None) -> tuple[str, str]:
 
 
 def planned_loss(config: Config, gpu: Gpu | None) -> Loss:
-    """The loss by its memory: tiles are the same size whether torch or Triton computes them."""
-    return Loss.FULL if choose_loss(config, gpu)[0] == "full" else Loss.CHUNKED
+    """The loss by its memory: whole logits, or tiles that Triton or torch computes."""
+    chosen = choose_loss(config, gpu)[0]
+    return {"full": Loss.FULL, "fused": Loss.CHUNKED}.get(chosen, Loss.CHUNKED_IN_TORCH)
 
 
 def choose_kernels(config: Config, gpu: Gpu | None, model_type: str = "") -> tuple[str, str]:

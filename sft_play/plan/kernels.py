@@ -7,7 +7,7 @@ one table, so that weights and state cancel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sft_play.plan.settings import Kernels, Loss
 
@@ -23,6 +23,7 @@ class LossCost:
         head_gradients: copies of the head's gradient, in the weight's type, held while chunks add to it.
         head_sums: fp32 sums of that gradient; where the weight is fp32 too they become the gradient.
         tile_tokens, tile_vocabulary: the part of the logits that is computed at a time, allocated whole.
+        tile_backward, tile_forward: bytes for each logit of a tile that are made beside it.
     """
 
     per_logit: float
@@ -32,6 +33,8 @@ class LossCost:
     head_sums: int = 0
     tile_tokens: int = 0
     tile_vocabulary: int = 0
+    tile_backward: int = 0
+    tile_forward: int = 0
 
 
 # HF eager, logits in fp32: 16-bit logits 2, fp32 logits 4, log-softmax 4, gradient 4, less what is freed on the way.
@@ -53,19 +56,26 @@ _TORCHTUNE_CHUNKED = LossCost(per_logit=2, copies=0, per_hidden=4, head_gradient
 _TRL_CHUNKED = LossCost(
     per_logit=0, copies=0, per_hidden=10, head_gradients=1, head_sums=1, tile_tokens=4096, tile_vocabulary=32768
 )
+# The same head without Triton (`_backward_tile`, `_forward_tile` there): seven fp32 copies of a tile and a mask of a
+# byte; three and a mask where nothing is learned.
+_TRL_CHUNKED_IN_TORCH = replace(_TRL_CHUNKED, tile_backward=29, tile_forward=13)
 
 LOSS_COSTS: dict[tuple[Kernels, Loss], LossCost] = {
     (Kernels.HF, Loss.FULL): _HF_FULL,
     (Kernels.HF, Loss.CHUNKED): _TRL_CHUNKED,
+    (Kernels.HF, Loss.CHUNKED_IN_TORCH): _TRL_CHUNKED_IN_TORCH,
     (Kernels.HF, Loss.FUSED): _FUSED,
     (Kernels.TRITON, Loss.FULL): _TRITON_FULL,
     (Kernels.TRITON, Loss.CHUNKED): _TRL_CHUNKED,
+    (Kernels.TRITON, Loss.CHUNKED_IN_TORCH): _TRL_CHUNKED_IN_TORCH,
     (Kernels.TRITON, Loss.FUSED): _FUSED,
     (Kernels.LIGER, Loss.FULL): _TRITON_FULL,
     (Kernels.LIGER, Loss.CHUNKED): _TRL_CHUNKED,
+    (Kernels.LIGER, Loss.CHUNKED_IN_TORCH): _TRL_CHUNKED_IN_TORCH,
     (Kernels.LIGER, Loss.FUSED): _FUSED,
     (Kernels.UNSLOTH, Loss.FULL): _TRITON_FULL,
     (Kernels.UNSLOTH, Loss.CHUNKED): _TRL_CHUNKED,
+    (Kernels.UNSLOTH, Loss.CHUNKED_IN_TORCH): _TRL_CHUNKED_IN_TORCH,
     (Kernels.UNSLOTH, Loss.FUSED): _FUSED,
     (Kernels.TORCHTUNE, Loss.FULL): _HF_FULL,
     (Kernels.TORCHTUNE, Loss.CHUNKED): _TORCHTUNE_CHUNKED,

@@ -61,7 +61,9 @@ class Loss(StrEnum):
     """How the loss holds its logits."""
 
     FULL = "full"
+    # trl's head a tile at a time: in its Triton kernels, or in torch's operators, which copy a tile several times.
     CHUNKED = "chunked"
+    CHUNKED_IN_TORCH = "chunked in torch"
     FUSED = "fused"
 
 

@@ -161,11 +161,14 @@ def simulate(config: dict[str, Any], settings: Settings, *, fake: bool = True) -
 
 def _loss(model: torch.nn.Module, ids: torch.Tensor, settings: Settings) -> torch.Tensor:
     mixed = settings.compute_dtype is not Dtype.FP32
-    chunked = {"fused_lm_head": True} if settings.loss is Loss.CHUNKED else {}
+    chunked = {"fused_lm_head": True} if settings.loss in (Loss.CHUNKED, Loss.CHUNKED_IN_TORCH) else {}
     padded = {"attention_mask": torch.ones_like(ids)} if settings.padded else {}
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False, **chunked, **padded).loss
     return loss
+
+
+TILES_IN_TORCH = {name: getattr(chunked_logprob, name) for name in ("_forward_tile", "_backward_tile")}
 
 
 @pytest.fixture(autouse=True)
@@ -220,6 +223,19 @@ def test_two_full_width_layers(
     config = config_of(name, layers=2)
     plan, simulation = same(config, settings_of(method, param_dtype=weights, loss=loss, checkpointing=checkpointing))
     assert 0.95 <= plan / simulation <= (1.15 if method == "full" else 1.07)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_tiles_without_triton(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 7%: on a CPU, and where `train.loss: chunked` keeps Triton out, a tile is copied several times."""
+    for name, upstream in TILES_IN_TORCH.items():
+        monkeypatch.setattr(chunked_logprob, name, upstream)
+    weights = Dtype.FP32 if method == "full" else Dtype.BF16
+    one = settings_of(method, param_dtype=weights, loss=Loss.CHUNKED_IN_TORCH)
+    plan, simulation = same(config_of(LLAMA, layers=2), one)
+    assert plan == pytest.approx(simulation, rel=0.07)
+    in_place, _ = same(config_of(LLAMA, layers=2), replace(one, loss=Loss.CHUNKED))
+    assert in_place < 0.9 * simulation
 
 
 @everything
