@@ -45,6 +45,7 @@ from sft_play.launch.tensorboard import tensorboard
 from sft_play.plan.build import Plan, PlanInputs, choose, make_plan
 from sft_play.plan.select import ZERO, allowed_layouts, select_gpus
 from sft_play.plan.settings import Placement
+from sft_play.record.checkpoints import newest_first
 from sft_play.record.run_dir import RunDir, locked, run_name
 from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp
@@ -128,7 +129,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str], name: str = "train") -
         if command.placements and Placement(plan.strategy) not in command.placements:
             say(f"note: the config names {plan.strategy}, which make {other_command(command)} would choose from")
         check_rows(config, plan_inputs.facts, prepared.facts, plan)
-        stamp = make_stamp(config, plan, identities_of(config, model, prepared.facts.fingerprint))
+        warn_of_written(run, config)
+        identities = identities_of(config, model, prepared.facts.fingerprint)
+        stamp = make_stamp(config, plan, replace(identities, data_before=prepared.fingerprint_before))
         ready()
         start = Start(
             model_path=model.path,
@@ -217,6 +220,19 @@ def report_data(run: RunDir, config: Config, prepared: Any, model_path: Path) ->
 
     if config.dist.node_rank == 0:
         write_report(run.data, config, prepared, model_path)
+
+
+def warn_of_written(run: RunDir, config: Config) -> None:
+    """Say which streamed files were written since the run began: only parts of them are compared."""
+    from sft_play.data.prepare import streamed_after
+
+    began = run.attempts / "001.json"
+    if config.run.resume == "never" or not (newest_first(run) and began.is_file()):
+        return
+    if files := streamed_after(config, began.stat().st_mtime):
+        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+        what = f"{files[0]}{more} {'were' if more else 'was'} written after this run began"
+        print(f"warning: data.train: {what}; only parts of streamed files are compared", file=sys.stderr)
 
 
 def report_run(run: RunDir) -> Path | None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from sft_play.config.schema import Config
 from sft_play.data.cache import Entry, finish_entry, key_of, key_parts, new_entry, read_entry, reason_of_miss
+from sft_play.data.fingerprint import stream_fingerprint, written_after
 from sft_play.data.formats import check_columns
 from sft_play.data.mix import said_mix
 from sft_play.data.preparation import Preparation, Say, SourcesBySplit, changed_while_read
 from sft_play.data.proofs import prove, refuse_unproved
 from sft_play.data.sources import given_sources, resolve_sources, stamps_of
-from sft_play.data.stream import Stream, sample_facts, stream_fingerprint
+from sft_play.data.stream import Stream, sample_facts
 from sft_play.data.template import load_text_tokenizer
 from sft_play.errors import EnvironmentProblem
 from sft_play.facts.data import DataFacts, SplitFacts
@@ -30,6 +31,7 @@ class Prepared:
         hit: whether it was in the cache already.
         rejects: rows that were skipped, one JSON object a line, where there are any.
         origins: what was read of the hub, each `owner/name@commit`.
+        fingerprint_before: the data's fingerprint as earlier versions made it, where this one makes another.
     """
 
     splits: Mapping[str, Path]
@@ -37,6 +39,7 @@ class Prepared:
     hit: bool
     rejects: Path | None
     origins: tuple[str, ...] = ()
+    fingerprint_before: str = ""
 
 
 def prepare(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
@@ -91,10 +94,11 @@ def _prepare_stream(
     facts, rows = sample_facts(Stream(config, train, tokenizer), train)
     proofs = prove(tokenizer, rows, config.data.loss_on)
     refuse_unproved(proofs, tokenizer.template.where if tokenizer.template else str(tokenizer.folder))
-    parts = [stream_fingerprint(config, train), held.facts.fingerprint if held else ""]
+    held_out = held.facts.fingerprint if held else ""
+    now, before = (stream_fingerprint(config, train, ends_only=ends) + held_out for ends in (False, True))
     whole = DataFacts(
         key=held.facts.key if held else "",
-        fingerprint=sha256("".join(parts).encode()).hexdigest(),
+        fingerprint=sha256(now.encode()).hexdigest(),
         max_seq_len=config.model.max_seq_len,
         splits={"train": facts, **(held.facts.splits if held else {})},
         unused_columns=held.facts.unused_columns if held else (),
@@ -102,7 +106,13 @@ def _prepare_stream(
     )
     say(f"data: train: streamed; the first {facts.rows_read:,} rows:")
     _say_facts(replace(whole, splits={"train": facts}), say)
-    return Prepared(splits=held.splits if held else {}, facts=whole, hit=False, rejects=held.rejects if held else None)
+    return Prepared(
+        splits=held.splits if held else {},
+        facts=whole,
+        hit=False,
+        rejects=held.rejects if held else None,
+        fingerprint_before="" if now == before else sha256(before.encode()).hexdigest(),
+    )
 
 
 def prepare_held_out(config: Config, tokenizer_dir: Path, cache_dir: Path, say: Say) -> Prepared:
@@ -113,6 +123,15 @@ def prepare_held_out(config: Config, tokenizer_dir: Path, cache_dir: Path, say: 
     """
     sources = {name: found for name, found in _sources(config).items() if name != "train"}
     return _prepare(config, sources, tokenizer_dir, cache_dir, say)
+
+
+def streamed_after(config: Config, seconds: float) -> list[str]:
+    """Streamed files that were written after a time (seconds since 1970), of which their parts may not tell.
+
+    Raises:
+        DataError, EnvironmentProblem: as `prepare`.
+    """
+    return written_after(_sources(config)["train"], seconds) if config.data.streaming else []
 
 
 def open_stream(config: Config, tokenizer_dir: Path) -> Stream:

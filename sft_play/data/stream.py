@@ -8,12 +8,10 @@ count. Windows before the place to go on from are read and not tokenised where `
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import count, islice
 from typing import TYPE_CHECKING
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 WINDOW_ROWS = 4096
 WINDOW_CHARACTERS = 16_000_000
-_END_BYTES = 1 << 20
 
 Tokens = dict[str, list[int]]
 """One sequence: `input_ids` and `labels`, and of a pack the `lengths` of its documents."""
@@ -203,23 +200,6 @@ class Stream:
                 self._lost[DropReason.EMPTY] += 1
             else:
                 yield row
-
-
-def stream_fingerprint(config: Config, sources: Sequence[SourceFiles]) -> str:
-    """Hash of what decides the stream, as far as it can be told without reading all of it: sizes, beginnings, ends."""
-    settings = config.data.model_dump(include={"task", "format", "columns", "loss_on", "on_bad_row", "on_overlong"})
-    settings |= {"packing": config.data.packing, "cross_documents": config.data.cross_documents}
-    digest = sha256(json.dumps([settings, config.train.seed, config.model.max_seq_len], sort_keys=True).encode())
-    for source in sources:
-        digest.update(f"{source.weight} {source.max_rows}\n".encode())
-        for file in source.files:
-            size = file.path.stat().st_size
-            digest.update(f"{file.kind} {file.format} {size}\n".encode())
-            with file.path.open("rb") as stream:
-                digest.update(stream.read(_END_BYTES))
-                stream.seek(max(0, size - _END_BYTES))
-                digest.update(stream.read(_END_BYTES))
-    return digest.hexdigest()
 
 
 def sample_facts(stream: Stream, sources: Sequence[SourceFiles]) -> tuple[SplitFacts, list[Row]]:

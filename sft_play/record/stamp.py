@@ -33,12 +33,14 @@ class Identities:
         base: of the base model's files.
         tokenizer, template: of tokenizer.json and of the chat template in use; empty where there is none.
         data: fingerprint of every token that is trained on.
+        data_before: the same as earlier versions made it; empty where they made no other.
     """
 
     base: str
     tokenizer: str
     template: str
     data: str
+    data_before: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ def make_stamp(config: Config, plan: Plan, identities: Identities) -> dict[str, 
         "config_hash": config_hash(config),
         "settings": flat(must_match(config)),
         "data_fingerprint": identities.data,
+        **({"data_fingerprint_before": identities.data_before} if identities.data_before else {}),
         "python": platform.python_version(),
         "versions": versions_of(config.tuning.backend, STACK_OF[config.tuning.backend]),
     }
@@ -97,7 +100,10 @@ def stamp_differences(made: Mapping[str, Any], now: Mapping[str, Any]) -> list[D
     found = [_difference(key, made, now, forced=False) for key in NEVER_DIFFERS if key in made]
     if not {made.get("strategy"), now["strategy"]} <= set(WHOLE):
         found += [_difference(key, made, now, forced=False) for key in ("strategy", "world_size")]
-    found += [_difference(key, made, now, forced=True) for key in MAY_BE_FORCED if key in made]
+    before = now.get("data_fingerprint_before")
+    same_data = before is not None and made.get("data_fingerprint") == before
+    may_be = [key for key in MAY_BE_FORCED if key in made and not (key == "data_fingerprint" and same_data)]
+    found += [_difference(key, made, now, forced=True) for key in may_be]
     settings = made.get("settings")
     if settings is None:
         found.append(_difference("config_hash", made, now, forced=True))

@@ -146,6 +146,15 @@ def test_whole_checkpoints_go_on_with_any_number_of_ranks(run: RunDir) -> None:
         newest_good(run, {**STAMP, "strategy": "fsdp"}, print)
 
 
+def test_data_that_an_earlier_version_knew_by_another_fingerprint_are_the_same(run: RunDir) -> None:
+    folder = save(run, 1)
+    now = {**STAMP, "data_fingerprint": "blocks", "data_fingerprint_before": "d"}
+    assert newest_good(run, now, print) == folder
+    for other in ({**now, "data_fingerprint_before": "other"}, {**STAMP, "data_fingerprint": "blocks"}):
+        with pytest.raises(ResumeRefusedError, match="data_fingerprint"):
+            newest_good(run, other, print)
+
+
 def test_stamps_of_version_1_are_read_and_newer_ones_refused(run: RunDir) -> None:
     folder = save(run, 1)
     flat = {"version": 1, "step": 1, "strategy": "fsdp", "world_size": 2, "config_hash": "h", "mode": "lora"}
