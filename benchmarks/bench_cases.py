@@ -12,8 +12,8 @@ from sft_play.errors import ConfigError
 from sft_play.facts.hardware import Hardware
 from sft_play.facts.model import catalog, facts_from_config
 from sft_play.plan.build import PlanInputs, choose
+from sft_play.plan.layouts import Layout
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Layout
 
 LLAMA_1B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B"
 QWEN_600M, QWEN_4B, QWEN_8B = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B"

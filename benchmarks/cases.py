@@ -12,8 +12,9 @@ from sft_play.facts.hardware import Hardware
 from sft_play.facts.model import catalog, facts_from_config
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import PlanInputs, choose
+from sft_play.plan.layouts import Layout
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Candidate, Layout
+from sft_play.plan.strategy import Candidate
 
 # Widths of the models that a CPU trains in seconds; the rest of the shape is the catalog model's.
 TINY: dict[str, Any] = {

@@ -10,9 +10,11 @@ them. Starts from the shipped constants rounded to one digit, so that a family c
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RowProblem as problem:
             print(f"{row['id']}: {problem}")
     chosen = knobs()
-    shipped = [knob.read() for knob in chosen]
+    shipped, constants = [knob.read() for knob in chosen], digest(chosen)
     held: list[Prediction] = []
     for family in sorted({run.family for run in runs}):
         for knob, value in zip(chosen, shipped, strict=True):
@@ -139,14 +141,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(lines[-1], flush=True)
     lines.append(_line("all held out", figures(held)))
     print(lines[-1])
-    (options.docs / "plan_holdout.md").write_text(INTRODUCTION + "\n".join(lines) + "\n", encoding="utf-8")
+    (options.docs / "plan_holdout.md").write_text(render(lines, constants), encoding="utf-8")
     return 0
+
+
+def digest(chosen: Sequence[Knob]) -> str:
+    """What the constants are known by, 12 hex digits: the report is of others once it differs."""
+    return sha256(json.dumps([[knob.name, knob.read()] for knob in chosen]).encode()).hexdigest()[:12]
+
+
+def render(lines: Sequence[str], constants: str) -> str:
+    """docs/plan_holdout.md.
+
+    Args:
+        constants: the digest of those that ship.
+    """
+    return INTRODUCTION.format(constants=constants) + "\n".join(lines) + "\n"
 
 
 INTRODUCTION = """# Does the plan generalise?
 
 Made by `benchmarks/holdout.py`: each family of runs predicted with constants that were refitted, from rounded start
-values, without it. Median (and 90th percentile) of |predicted - measured| / measured.
+values, without it. Median (and 90th percentile) of |predicted - measured| / measured. The constants that ship: `{constants}`.
 
 | family left out | memory | p90 | allocated | p90 | device | p90 | tokens/s | p90 | verdict |
 |---|---|---|---|---|---|---|---|---|---|

@@ -22,9 +22,9 @@ from sft_play.facts.probe import probe_hardware
 from sft_play.launch.execute import execute
 from sft_play.launch.spec import WorkerInputs, launch_spec
 from sft_play.plan.build import PlanInputs, make_plan
+from sft_play.plan.layouts import Layout
 from sft_play.plan.select import select_gpus
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Layout
 from sft_play.record.run_dir import RunDir, locked
 from sft_play.record.run_record import read_record
 from sft_play.record.stamp import make_stamp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sft_play.config.schema import Config
@@ -10,8 +10,8 @@ from sft_play.errors import ConfigError
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import GIB, Gpu, Hardware
 from sft_play.facts.shapes import ModelFacts
-from sft_play.plan.communication import gloo_warning, why_no_device
-from sft_play.plan.derive import batch_request, choose_optimizer, longest_row, settings_variants
+from sft_play.plan.communication import why_no_device
+from sft_play.plan.derive import batch_request, choose_optimizer, settings_variants
 from sft_play.plan.evaluation import Evaluation, EvaluationInputs, Mode, decide_evaluation
 from sft_play.plan.fast import (
     choose_attention,
@@ -19,15 +19,16 @@ from sft_play.plan.fast import (
     choose_loss,
     refuse_storage,
     refuse_without_cuda,
-    speed_reasons,
 )
+from sft_play.plan.layouts import Layout, layouts, why_impossible
 from sft_play.plan.memory import estimate
 from sft_play.plan.nearest import nearest_fitting
-from sft_play.plan.precision import choose_autocast, choose_dtype, name_of
-from sft_play.plan.rate import rate_reason, scaled_learning_rate
+from sft_play.plan.precision import name_of
+from sft_play.plan.rate import scaled_learning_rate
+from sft_play.plan.reasons import reasons
 from sft_play.plan.settings import Checkpointing, Placement
 from sft_play.plan.speed import estimate_speed
-from sft_play.plan.strategy import Candidate, Choice, Layout, choose_strategy, layouts, why_impossible
+from sft_play.plan.strategy import Candidate, Choice, choose_strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,65 +239,6 @@ def choose_backend(config: Config, gpu: Gpu | None) -> str:
     if asked == "nccl" and gpu is None:
         raise ConfigError("NCCL needs GPUs and none is seen", where="dist.sync_backend", fix="leave it at auto")
     return ("nccl" if gpu else "gloo") if asked == "auto" else asked
-
-
-def reasons(inputs: PlanInputs, candidate: Candidate) -> tuple[str, ...]:
-    """One line for each value that was decided here."""
-    config, settings = inputs.config, candidate.settings
-    asked = config.train.gradient_checkpointing
-    on = settings.checkpointing is not Checkpointing.NONE
-    if asked != "auto":
-        checkpointing = "as configured"
-    elif on:
-        checkpointing = "without it this batch does not fit or is slower"
-    else:
-        checkpointing = "everything fits without recomputing"
-    length = longest_row(config, inputs.data)
-    slow = gloo_warning(config, inputs.hardware)
-    return (
-        f"strategy {candidate.layout.name}: {candidate.reason}",
-        *_of_the_strategy(inputs, candidate),
-        f"batch: {candidate.batch.arithmetic('packs' if settings.packed else 'rows')}",
-        rate_reason(config, settings.global_batch),
-        f"length {length} tokens: {_length_reason(inputs)}",
-        choose_dtype(config, inputs.gpu)[1],
-        choose_autocast(config, inputs.gpu)[1],
-        f"gradient checkpointing {'on' if on else 'off'}: {checkpointing}",
-        choose_loss(config, inputs.gpu)[1],
-        choose_kernels(config, inputs.gpu, inputs.facts.model_type)[1],
-        *speed_reasons(config),
-        f"attention {choose_attention(config, inputs.gpu)}{_packed_attention(candidate)}",
-        *([f"warning: {slow}"] if slow else []),
-    )
-
-
-def _of_the_strategy(inputs: PlanInputs, candidate: Candidate) -> Iterator[str]:
-    """What a user of the strategy should know beside its figures."""
-    if candidate.layout.placement is Placement.LAYER_SPLIT:
-        yield "layer split saves memory and no time: the GPUs take turns, one works while the others wait"
-    if inputs.hardware.unequal:
-        yield "warning: the GPUs differ: the smallest sets the batch and the slowest the pace; DIST_GPUS=0,1 picks some"
-    if inputs.gpu and not inputs.config.train.deterministic:
-        yield "kernels are the fastest: two runs differ in the last bits; TRAIN_DETERMINISTIC=true makes them equal"
-
-
-def _length_reason(inputs: PlanInputs) -> str:
-    if inputs.data is None:
-        return "model.max_seq_len; the data is not prepared yet"
-    split = inputs.data.splits["train"]
-    if not split.packs:
-        return "the longest row"
-    return f"{split.rows_kept:,} rows in {split.packs:,} packs, {split.fill or 0:.1%} of them real tokens"
-
-
-def _packed_attention(candidate: Candidate) -> str:
-    """How documents of a pack are told apart."""
-    settings = candidate.settings
-    if not settings.packed:
-        return ""
-    if settings.flattened:
-        return ": the packs of a micro-batch in one row, documents by their lengths"
-    return ": a row a pack, documents told apart by a mask of its own"
 
 
 def does_not_fit(inputs: PlanInputs, choice: Choice) -> ConfigError:

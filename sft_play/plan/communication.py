@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from sft_play.config.schema import Config
 from sft_play.facts.hardware import Hardware
+from sft_play.plan.layouts import Layout, hybrid_shards
 from sft_play.plan.settings import Offload, Placement
-from sft_play.plan.strategy import Layout, hybrid_shards
 
 FSDP = (Placement.FSDP, Placement.HSDP)
 ZERO = (Placement.ZERO1, Placement.ZERO2, Placement.ZERO3)

@@ -19,11 +19,12 @@ from sft_play.facts.shapes import Linear, ModelFacts
 from sft_play.plan import state
 from sft_play.plan.activations import live_layer_bytes, logits_bytes, stored_bytes
 from sft_play.plan.build import PlanInputs, choose
+from sft_play.plan.layouts import Layout
 from sft_play.plan.memory import estimate
 from sft_play.plan.settings import Checkpointing, Dtype, Loss, Method, Placement, Settings
 from sft_play.plan.sharding import divisors
 from sft_play.plan.speed import estimate_speed
-from sft_play.plan.strategy import Candidate, Layout, fits_memory
+from sft_play.plan.strategy import Candidate, fits_memory
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
 BEGIN, END = "<!-- lessons: begin, made by python -m sft_play.plan.lessons --write -->", "<!-- lessons: end -->"

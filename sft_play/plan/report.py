@@ -16,7 +16,7 @@ from sft_play.plan.lengths import expected_longest, expected_longest_by_length, 
 from sft_play.plan.memory import estimate
 from sft_play.plan.rate import scaled_learning_rate
 from sft_play.plan.settings import Placement, Settings
-from sft_play.plan.strategy import BatchRequest, Candidate, Choice, choose_strategy
+from sft_play.plan.strategy import HEAP, BatchRequest, Candidate, Choice, choose_strategy
 
 GPU_COUNTS = (1, 2, 4, 8)
 # Rates that are usual at a global batch of 32: adapters (QLoRA paper, appendix B), full fine-tuning (Llama recipes).
@@ -180,7 +180,7 @@ def warnings(inputs: PlanInputs, chosen: Candidate | None) -> Iterator[str]:
 
 
 def _cpu_warnings(inputs: PlanInputs) -> Iterator[str]:
-    yield "the memory model is fitted to GPUs; on a CPU a run of 135M parameters took 1.3 to 1.4 times what it says"
+    yield f"the memory model is fitted to GPUs; a CPU needs {HEAP:g} times what it says, measured with 135M parameters"
     if not inputs.hardware.ram_bytes:
         yield "how much memory the described machine has is unknown: whether this fits is not judged"
 

@@ -9,8 +9,8 @@ from sft_play.config.schema import Config, Strategy
 from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import Hardware, LinkKind
 from sft_play.plan.communication import why_no_knob
+from sft_play.plan.layouts import Layout, layouts
 from sft_play.plan.settings import Offload, Placement
-from sft_play.plan.strategy import Layout, layouts
 
 Gpus = str | int | tuple[int, ...] | None
 

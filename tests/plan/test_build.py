@@ -14,10 +14,10 @@ from sft_play.errors import ConfigError, EnvironmentProblem
 from sft_play.facts.hardware import GIB, parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.plan.build import PlanInputs, make_plan
+from sft_play.plan.layouts import Layout
 from sft_play.plan.precision import choose_autocast, choose_dtype
 from sft_play.plan.select import allowed_layouts, select_gpus
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Layout
 
 MODEL = "meta-llama/Llama-3.2-1B"
 T4, A100 = parse_hardware("1xT4").gpus[0], parse_hardware("1xA100-80").gpus[0]

@@ -11,9 +11,9 @@ from sft_play.errors import ConfigError
 from sft_play.facts.hardware import parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.plan.build import PlanInputs, make_plan
+from sft_play.plan.layouts import layouts
 from sft_play.plan.select import allowed_layouts
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import layouts
 
 
 def config_of(mode: str = "full", **dist: Any) -> Config:

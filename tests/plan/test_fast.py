@@ -15,9 +15,10 @@ from sft_play.facts.model import read_model_facts
 from sft_play.facts.packages import KERNEL_PACKAGES, installed_packages
 from sft_play.plan.build import Plan, PlanInputs, choose, make_plan
 from sft_play.plan.fast import choose_kernels, choose_loss
+from sft_play.plan.layouts import Layout
 from sft_play.plan.report import make_report
 from sft_play.plan.settings import Placement
-from sft_play.plan.strategy import Candidate, Layout
+from sft_play.plan.strategy import Candidate
 from tests.plan.test_lengths import inputs as lengths_inputs
 
 MODEL = "meta-llama/Llama-3.2-1B"

@@ -11,12 +11,12 @@ from sft_play.facts.hardware import parse_hardware
 from sft_play.facts.model import read_model_facts
 from sft_play.facts.shapes import ModelFacts
 from sft_play.plan.build import PlanInputs
+from sft_play.plan.layouts import Layout
 from sft_play.plan.memory import estimate
 from sft_play.plan.report import make_report
 from sft_play.plan.select import allowed_layouts
 from sft_play.plan.settings import Dtype, Offload, Placement, Settings
 from sft_play.plan.speed import estimate_speed
-from sft_play.plan.strategy import Layout
 from tests.plan.conftest import run
 
 MACHINE = parse_hardware("2xRTX4090")

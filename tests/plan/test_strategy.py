@@ -9,8 +9,9 @@ import pytest
 
 from sft_play.facts.hardware import GIB, parse_hardware
 from sft_play.facts.model import read_model_facts
+from sft_play.plan.layouts import Layout
 from sft_play.plan.settings import Dtype, Loss, Method, Placement, Settings
-from sft_play.plan.strategy import BatchRequest, Candidate, Choice, Layout, _fastest, choose_strategy, fits_memory
+from sft_play.plan.strategy import HEAP, BatchRequest, Candidate, Choice, _fastest, choose_strategy, fits_memory
 
 
 def choose(model: str, method: str, machine: str, seq_len: int = 2048, **batch: int) -> Choice:
@@ -51,6 +52,15 @@ def test_every_loser_has_a_reason_and_the_winner_fits() -> None:
     assert "slower" in reasons["layer_split"]
     assert fits_memory(choice.chosen.memory, parse_hardware("2xH100-80"))
     assert "single" in choice.illegal
+
+
+def test_every_process_of_a_cpu_machine_has_its_heap() -> None:
+    needed = choose("Qwen/Qwen2.5-7B-Instruct", "lora", "cpu").candidates[0].memory
+    enough = replace(parse_hardware("cpu"), ram_bytes=int(needed.allocated_bytes * HEAP / 0.94))
+    assert fits_memory(needed, enough)
+    assert not fits_memory(needed, replace(enough, ram_bytes=int(enough.ram_bytes / HEAP)))
+    assert not fits_memory(needed, replace(enough, cpu_processes=2))
+    assert fits_memory(needed, replace(enough, cpu_processes=2, ram_bytes=2 * enough.ram_bytes))
 
 
 def test_the_default_effective_batch_is_32() -> None:
