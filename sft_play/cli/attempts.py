@@ -75,7 +75,8 @@ def run_attempts(
         if out_of_memory:  # only now is it known which lines were taken back
             append_event(run.metrics, step_of(inputs.resume_from), "out_of_memory", out_of_memory)
             out_of_memory = ""
-        plan = with_amendments(run, plan)
+        if again or config.run.resume != "never":  # machine 0 may not have moved them away yet
+            plan = with_amendments(run, plan)
         code, lines = execute(launch_spec(config, plan, run, inputs), run, environ, lock=lock, screen=screen)
         for line in lines:
             with suppress(BrokenPipeError):  # nobody listens any more; the code says it

@@ -118,7 +118,7 @@ def where_to_start(
     if main:
         sweep(run)
     if config.run.resume == "never" and not again:
-        if main and (newest_first(run) or read_record(run)):
+        if main and (newest_first(run) or any(file.is_file() for file in (run.record, run.metrics, run.amendments))):
             shelve(run)
         return None
     folder = newest_good(run, stamp, say, trust=trust, force=force)
@@ -143,6 +143,7 @@ def shelve(run: RunDir) -> None:
         "adapter",
         "model",
         "metrics.jsonl",
+        "amendments.json",
         "record.json",
         "run.json",
         "run.log",
@@ -151,6 +152,8 @@ def shelve(run: RunDir) -> None:
             shutil.move(run.path / entry, shelf / entry)
     run.create()
     say(f"the earlier attempt lies in {shelf}")
+    if (shelf / run.amendments.name).is_file():
+        say("what it had to change of its plan is not taken over: this start begins with the plan as it is")
 
 
 def check_disk(run: RunDir, config: Config, facts: ModelFacts) -> None:

@@ -63,6 +63,22 @@ def test_one_process_redoes_the_step_in_smaller_parts(workplace: Workplace) -> N
         assert float((halved.weights[name] - weight).abs().max()) < 1e-6
 
 
+@pytest.mark.fault
+def test_a_fresh_start_in_the_folder_begins_with_the_plan(workplace: Workplace) -> None:
+    out_of_memory = BROKEN.format(rank=0, step=0, fits=2)
+    halved, code, said = run(workplace, "tiny", out_of_memory, TRAIN_MAX_STEPS="1", TRAIN_SAVE_STEPS="1")
+    assert code == 0, said
+    assert [one["micro_batch"] for one in halved.record["amendments"]] == [2]
+    anew, code, said = run(workplace, "tiny", TRAIN_MAX_STEPS="1", RUN_RESUME="never")
+    assert code == 0, said
+    assert "begins with the plan as it is" in said
+    assert "memory ran out before" not in said
+    assert anew.record["amendments"] == []
+    told = json.loads((workplace.path / "runs/tiny/run.json").read_text())
+    assert told["plan"]["micro_batch"] == 4
+    assert (workplace.path / "runs/tiny/earlier-1/amendments.json").is_file()
+
+
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -75,6 +91,8 @@ def test_several_ranks_start_again_from_the_last_checkpoint(workplace: Workplace
     ranks = {"NUM_GPUS": "2", "DIST_STRATEGY": strategy, "TRAIN_GRAD_ACCUM": "1"}
     straight, code, said = run(workplace, "straight", **ranks)
     assert code == 0, said
+    # A start anew is one for the user: where the run itself begins again, it keeps what it had to change.
+    ranks["RUN_RESUME"] = "never"
     halved, code, said = run(workplace, "halved", BROKEN.format(rank=1, step=3, fits=2), **ranks)
     assert code == 0, said
     assert "out of memory: micro-batch 4 -> 2, 2 accumulated; the global batch and its order stay" in said
