@@ -330,7 +330,7 @@ class TrainSection(Section):
     save_total_limit: Count | None = 2
     """Checkpoints kept; the best and the newest are never deleted."""
     logging_steps: Count = 1
-    """Optimizer steps between two log lines."""
+    """Optimizer steps between two log lines; steps that are evaluated, saved or the last are logged too."""
     seed: NonNegativeInt = 42
     """Seed of data order, adapter initialisation and dropout."""
     deterministic: bool = False

@@ -42,6 +42,7 @@ def build_callbacks(
     watching: list[TrainerCallback] = [WatchCallback(config, plan, run, ranks), stop, ProgressCallback(), budget]
     if config.train.save_minutes is not None:
         watching.append(SaveMinutesCallback(config.train.save_minutes, ranks))
+    watching.append(LogMarksCallback())  # after all that save or stop
     if ranks.world_size > 1:
         watching.append(BeatCallback(run.launch, ranks.rank))
     if ranks.main:
@@ -140,6 +141,21 @@ class MetricsCallback(TrainerCallback):
     ) -> None:
         kind = "train" if "loss" in logs else "eval" if "eval_loss" in logs else "summary"
         append_metrics(self.path, kind, {"step": state.global_step, **{k: _plain(v) for k, v in logs.items()}})
+
+
+class LogMarksCallback(TrainerCallback):
+    """Log each step that is evaluated, saved or the last, whatever `logging_steps` says.
+
+    The loss is the mean since the line before, and a checkpoint does not hold what was not logged: only so do the
+    lines after a checkpoint average over the same steps in a run that goes on from there.
+    """
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if control.should_evaluate or control.should_save or control.should_training_stop:
+            control.should_log = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.on_step_end(args, state, control)
 
 
 class SaveBestCallback(TrainerCallback):

@@ -195,3 +195,25 @@ def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
     assert differences(state, state) == []
     assert differences(state, other) == ["/state/0/exp_avg"]
     assert differences(state, json.loads("{}")) == [": keys"]
+
+
+@pytest.mark.fault
+def test_what_is_saved_or_the_last_is_logged_and_the_lines_after_a_checkpoint_are_the_same(
+    workplace: Workplace,
+) -> None:
+    marks = {"logging_steps": 3, "save_steps": 4, "max_steps": 8}
+    workplace.write(train={**workplace.config["train"], **marks, "eval_strategy": "no"})
+    assert workplace.train().code == 0
+    run = workplace.path / "runs/tiny"
+    straight = Outcome(run).events("train")
+    assert [one["step"] for one in straight] == [1, 3, 4, 6, 8]
+    assert workplace.record()["train_loss"] == straight[-1]["loss"]
+    for left in ("adapter", "checkpoints/step-8"):  # as if it had been killed after step 4
+        shutil.rmtree(run / left)
+    (run / "record.json").unlink()
+    done = workplace.train()
+    assert done.code == 0, done.err
+    assert "resuming from" in done.out
+    keys = ("step", "loss", "grad_norm", "learning_rate")
+    resumed = Outcome(run).events("train")
+    assert [[one[key] for key in keys] for one in resumed] == [[one[key] for key in keys] for one in straight]
