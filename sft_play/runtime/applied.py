@@ -114,7 +114,8 @@ def _fast(trainer: SftPlayTrainer, config: Config, plan: Plan) -> list[str]:
     layers = len(found)
     if plan.kernels == "unsloth":
         special = missing_layers(found)
-        special += _difference("gradient checkpointing", plan.gradient_checkpointing, model.is_gradient_checkpointing)
+        recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        special += _difference("gradient checkpointing", plan.gradient_checkpointing, recomputes)
     else:
         special = _difference("attention", plan.attention, attention)
     return [
