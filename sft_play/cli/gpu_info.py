@@ -15,7 +15,8 @@ from sft_play.cli.options import Options
 from sft_play.facts.backends import unsloth_folder, unsloth_installed, versions_of
 from sft_play.facts.gpu_state import DriverState, GpuState, probe_gpu_state
 from sft_play.facts.hardware import GIB, Gpu, Hardware, LinkKind
-from sft_play.facts.probe import probe_free_ram_bytes, probe_hardware
+from sft_play.facts.probe import probe_hardware
+from sft_play.facts.ram import probe_free_ram_bytes
 
 JSON_VERSION = 1
 STACK = (

@@ -14,7 +14,8 @@ from sft_play.config.resolve import resolve
 from sft_play.errors import ExitCode
 from sft_play.facts.gpu_state import DriverState, GpuProcess, probe_gpu_state
 from sft_play.facts.hardware import GIB, Gpu, Hardware
-from sft_play.facts.probe import probe_free_ram_bytes, probe_hardware
+from sft_play.facts.probe import probe_hardware
+from sft_play.facts.ram import probe_free_ram_bytes
 from sft_play.plan.build import PlanInputs, choose, does_not_fit, gib
 from sft_play.plan.select import allowed_layouts, select_gpus
 from sft_play.plan.strategy import Candidate

@@ -20,6 +20,7 @@ from sft_play.facts.hardware import (
     link_of,
 )
 from sft_play.facts.packages import installed_packages
+from sft_play.facts.ram import probe_ram_bytes
 
 # One NVLink, one direction, by compute capability's major number: NVLink 2 and 3 25 GB/s, 4 25 GB/s, 5 50 GB/s.
 _NVLINK_BYTES_PER_SECOND = {7: 25e9, 8: 25e9, 9: 25e9, 10: 50e9}
@@ -86,38 +87,6 @@ def refuse_hidden_gpus(hardware: Hardware, environment: Mapping[str, str]) -> No
             where="GPU",
             fix="try nvidia-smi (rocm-smi); CUDA_VISIBLE_DEVICES= trains on the CPU",
         )
-
-
-def probe_ram_bytes() -> int:
-    """Memory this process may use: the machine's, or the control group's limit where that is lower."""
-    total = 0
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        total = int(meminfo.read_text(encoding="utf-8").split("MemTotal:")[1].split()[0]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text(encoding="utf-8").strip()).isdigit():
-        total = min(total, int(text)) if total else int(text)
-    return total
-
-
-def probe_free_ram_bytes() -> int:
-    """Memory that a new process could take now: what the kernel calls available, within the control group's limit."""
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.is_file():
-        return 0
-    free = int(meminfo.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0]) * 1024
-    limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
-    if limit.is_file() and used.is_file() and (text := limit.read_text(encoding="utf-8").strip()).isdigit():
-        held = int(used.read_text(encoding="utf-8")) - _reclaimable_bytes()
-        free = min(free, max(0, int(text) - held))
-    return free
-
-
-def _reclaimable_bytes() -> int:
-    """Cached file pages that the control group gives back when asked."""
-    stat = Path("/sys/fs/cgroup/memory.stat")
-    lines = stat.read_text(encoding="utf-8").splitlines() if stat.is_file() else []
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
 
 
 def load_nvml() -> Any:

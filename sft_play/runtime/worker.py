@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import sys
 import time
 import traceback
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +33,24 @@ from sft_play.record.run_record import write_exit, write_record
 from sft_play.runtime.adapters import add_adapter
 from sft_play.runtime.applied import AppliedCallback, check_applied
 from sft_play.runtime.arguments import build_arguments
-from sft_play.runtime.callbacks import ProgressCallback, StopCallback, build_callbacks
+from sft_play.runtime.callbacks import StopCallback, build_callbacks
 from sft_play.runtime.compiling import compile_layers
 from sft_play.runtime.dist import Ranks, present_group, process_group, read_ranks
 from sft_play.runtime.fallback import LossesOnlyCallback
+from sft_play.runtime.figures import callback_of, evaluate_at_end, figures, final_metrics, train_loss
 from sft_play.runtime.fused import use_fp8
 from sft_play.runtime.gather import scatter_weights
 from sft_play.runtime.job import Job, read_job
-from sft_play.runtime.meter import totals_of
 from sft_play.runtime.model import load_model, load_tokenizer
 from sft_play.runtime.output import LastingStream
 from sft_play.runtime.packing import PackingCallback
 from sft_play.runtime.save import load_best, save_result
 from sft_play.runtime.sensors import resident_bytes
-from sft_play.runtime.spikes import spikes_of
 from sft_play.runtime.status import show_loading
 from sft_play.runtime.symptoms import as_user_error
 from sft_play.runtime.trainer import SftPlayTrainer, build_trainer
 from sft_play.runtime.unsloth import load_unsloth
-from sft_play.runtime.watching import WatchCallback, summary_of
+from sft_play.runtime.watching import WatchCallback
 
 PR_SET_PDEATHSIG = 1
 
@@ -64,36 +61,10 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     config, plan = job.config, job.plan
     set_seed(config.train.seed)
     print(f"loading {config.model.name} as {plan.dtype} on {devices(plan)}")
-    arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
-    present_group(plan)
-    model: Any
-    if config.tuning.backend == "unsloth":
-        model = load_unsloth(config, plan, job.model_path, job.run.launch, ranks)
-    else:
-        model = load_model(config, plan, job.model_path, ranks)
-        if config.tuning.mode is not TuningMode.FULL:
-            model = add_adapter(model, config)
-    if config.train.fp8:
-        use_fp8(model)
-    if config.train.torch_compile:
-        compile_layers(model)
-    tokenizer = load_tokenizer(
-        job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
-    )
-    callbacks = build_callbacks(config, plan, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
-    watch = next(callback for callback in callbacks if isinstance(callback, WatchCallback))
+    trainer, tokenizer = assemble(job, stop, ranks)
+    watch = callback_of(trainer, WatchCallback)
     watch.started = started  # GPUs are held while the model loads
-    trainer = build_trainer(job, arguments, model, tokenizer, callbacks, ranks)
-    counts = check_applied(trainer, config, plan)
-    applied = AppliedCallback(trainer, config, plan)
-    trainer.add_callback(applied)
-    if config.data.packing:
-        trainer.add_callback(PackingCallback(trainer, job))
-    for amendment in read_amendments(job.run):
-        if isinstance(amendment, LossesOnly):
-            trainer.add_callback(LossesOnlyCallback(trainer.evaluation.fall_back, amendment.reason))
-    if trainer.evaluation.missing or trainer.evaluation.refused:
-        print(f"note: {'; '.join(filter(None, (trainer.evaluation.missing, trainer.evaluation.refused)))}")
+    counts, applied = equip(trainer, job)
     print(f"training {counts['trainable_parameters']:,} of {counts['parameters']:,} parameters")
 
     if job.resume_from is None or not finish_from(trainer, job.resume_from):
@@ -106,7 +77,6 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
     if speed := trainer.evaluation.speed():
         print(speed)
     result = save_result(trainer, job, tokenizer)
-    progress = next(callback for callback in callbacks if isinstance(callback, ProgressCallback))
     watch.sensors.close()
     return {
         "outcome": "done",
@@ -114,21 +84,64 @@ def train(job: Job, stop: StopCallback, ranks: Ranks) -> dict[str, Any]:
         "train_loss": train_loss(trainer),
         "steps": trainer.state.global_step,
         "best_step": best_step,
-        "seconds": round(watch.wall_seconds(totals_of(trainer.callback_handler.callbacks)), 1),
-        "tokens_per_second": round(progress.tokens_per_second, 1),
-        "peak_memory_bytes": peak_memory_bytes(plan.device, watch),
-        "spikes": spikes_of(trainer.callback_handler.callbacks).summary(),
-        "amendments": [asdict(one) for one in read_amendments(job.run)],
-        "predicted": plan.predicted,
-        "measured": measured_memory(plan.device, resident, watch),
-        "summary": summary_of(watch),
-        "device_names": watch.names,
-        "bottleneck": watch.bottleneck.text,
+        **figures(trainer, job, resident),
         **counts,
         "applied": applied.counts,
         **evaluations,
         "evaluation": {**trainer.evaluation.summary(), "metrics": final_metrics(trainer)},
     }
+
+
+def assemble(job: Job, stop: StopCallback, ranks: Ranks) -> tuple[SftPlayTrainer, Any]:
+    """The trainer with its model, rows and callbacks, and the tokenizer."""
+    config, plan = job.config, job.plan
+    arguments = build_arguments(config, plan, job.run, has_validation="validation" in job.splits)
+    present_group(plan)
+    model = build_model(job, ranks)
+    tokenizer = load_tokenizer(
+        job.model_path, config.model.chat_template, trust_remote_code=config.model.trust_remote_code
+    )
+    callbacks = build_callbacks(config, plan, job.run, stop, ranks, first_step=1 + step_of(job.resume_from))
+    return build_trainer(job, arguments, model, tokenizer, callbacks, ranks), tokenizer
+
+
+def build_model(job: Job, ranks: Ranks) -> Any:
+    """The model as it is trained: loaded, with its adapter, in fp8 and compiled where that is asked for."""
+    config, plan = job.config, job.plan
+    model: Any
+    if config.tuning.backend == "unsloth":
+        model = load_unsloth(config, plan, job.model_path, job.run.launch, ranks)
+    else:
+        model = load_model(config, plan, job.model_path, ranks)
+        if config.tuning.mode is not TuningMode.FULL:
+            model = add_adapter(model, config)
+    if config.train.fp8:
+        use_fp8(model)
+    if config.train.torch_compile:
+        compile_layers(model)
+    return model
+
+
+def equip(trainer: SftPlayTrainer, job: Job) -> tuple[dict[str, int], AppliedCallback]:
+    """Check what is applied, and add the callbacks that need the trainer.
+
+    Returns:
+        Counts of weights, and the callback that checks the wrapped model.
+
+    Raises:
+        AppliedDiffersError: something else was planned.
+    """
+    counts = check_applied(trainer, job.config, job.plan)
+    applied = AppliedCallback(trainer, job.config, job.plan)
+    trainer.add_callback(applied)
+    if job.config.data.packing:
+        trainer.add_callback(PackingCallback(trainer, job))
+    for amendment in read_amendments(job.run):
+        if isinstance(amendment, LossesOnly):
+            trainer.add_callback(LossesOnlyCallback(trainer.evaluation.fall_back, amendment.reason))
+    if trainer.evaluation.missing or trainer.evaluation.refused:
+        print(f"note: {'; '.join(filter(None, (trainer.evaluation.missing, trainer.evaluation.refused)))}")
+    return counts, applied
 
 
 def finish_from(trainer: SftPlayTrainer, checkpoint: Path) -> bool:
@@ -172,48 +185,6 @@ def check_device(job: Job) -> None:
             f"{job.plan.device_name} was planned and torch {torch.__version__} sees no GPU",
             fix=build if unsloth else f"{build}, or train on the CPU with CUDA_VISIBLE_DEVICES=",
         )
-
-
-def evaluate_at_end(trainer: SftPlayTrainer) -> dict[str, float]:
-    """The held-out loss before the first step (where it was measured) and of the finished model."""
-    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    if trainer.eval_dataset is None or trainer.args.eval_strategy == "no":
-        return {}
-    at_end = [entry["eval_loss"] for entry in history if entry["step"] == trainer.state.global_step]
-    after = at_end[-1] if at_end and trainer.loaded_step is None else trainer.evaluate()["eval_loss"]
-    before = [entry["eval_loss"] for entry in history if entry["step"] == 0]
-    return {"eval_loss": after, **({"eval_loss_before": before[0]} if before else {})}
-
-
-def final_metrics(trainer: SftPlayTrainer) -> dict[str, float]:
-    """Every figure of the last evaluation."""
-    measured = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    last = measured[-1] if measured else {}
-    return {name: value for name, value in last.items() if name.startswith("eval_")}
-
-
-def train_loss(trainer: SftPlayTrainer) -> float:
-    """The last logged training loss."""
-    return next(entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry)
-
-
-def measured_memory(device: str, before: int, watch: WatchCallback) -> dict[str, int]:
-    """Peak allocated, reserved and used on the device; on a CPU what the process grew by since `before`, in bytes."""
-    if device == "cpu":
-        return {"memory_bytes": peak_memory_bytes(device, watch) - before}
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "memory_bytes": peak_memory_bytes(device, watch),
-        "reserved_bytes": max(torch.cuda.max_memory_reserved(), watch.meter.phases.reserved),
-        "device_bytes": total - free,
-    }
-
-
-def peak_memory_bytes(device: str, watch: WatchCallback) -> int:
-    """Most memory allocated on the GPU, or the largest resident set of this process on a CPU."""
-    if device == "cuda":
-        return max(int(torch.cuda.max_memory_allocated()), watch.meter.phases.allocated)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def parent_lives() -> bool:

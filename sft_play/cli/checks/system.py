@@ -10,7 +10,7 @@ from pathlib import Path
 from sft_play.cli.checks.finding import Finding, Scope, fail, ok, warning
 from sft_play.cli.gpu_info import gib
 from sft_play.facts.hardware import GIB
-from sft_play.facts.probe import probe_free_ram_bytes, probe_ram_bytes
+from sft_play.facts.ram import probe_free_ram_bytes, probe_ram_bytes
 
 SHARED_MEMORY = Path("/dev/shm")
 # NCCL and gloo pass buffers through it: tens of MB a rank; loaders with workers pass whole batches.
