@@ -15,7 +15,7 @@ from sft_play.config.inputs import INPUTS_OF
 from sft_play.config.keys import VARIABLES
 from sft_play.config.resolve import resolve
 from sft_play.config.schema import Config
-from sft_play.errors import DataError, UsageError, exit_code_of
+from sft_play.errors import DataError, SeveralErrors, UsageError, exit_code_of
 from sft_play.facts.calibration import read_measured
 from sft_play.facts.data import DataFacts
 from sft_play.facts.hardware import Hardware, parse_hardware
@@ -117,16 +117,17 @@ def data_of_plan(config: Config, hardware: Hardware) -> tuple[list[str], DataFac
     A described machine may have files that are not here.
 
     Raises:
-        DataError: a file is missing, or unreadable, on the very machine that the plan is for.
+        DataError: a file is missing, or unreadable, on the very machine that the plan is for; or `SeveralErrors`.
     """
     from sft_play.data.sources import check_sources
 
     try:
         return check_sources(config), cached_data(config)
-    except DataError as error:
+    except (DataError, SeveralErrors) as error:
         if not hardware.described:
             raise
-        return [f"{error.where}: {error.what}; rows are taken as full"], None
+        found = error.errors if isinstance(error, SeveralErrors) else [error]
+        return [f"{one.where}: {one.what}; rows are taken as full" for one in found], None
 
 
 def cached_data(config: Config) -> DataFacts | None:

@@ -13,17 +13,16 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sft_play.config.schema import Config, Sources
+from sft_play.config.schema import Config
 from sft_play.data.bad_row import BadRow
 from sft_play.data.formats import check_columns
 from sft_play.data.select import Goes, carved_shares, choose_destinations
-from sft_play.data.sources import SourceFiles, resolve_sources
+from sft_play.data.sources import SourceFiles, given_sources, resolve_sources
 from sft_play.data.split import weights_of
 from sft_play.data.validate import Rejects, Survey, count_duplicates, count_leaking, survey_rows
 from sft_play.errors import DataError, SeveralErrors, SftPlayError
 
 PLACES_SHOWN = 5
-SPLITS = ("train", "validation", "test")
 
 Progress = Callable[[str], None]
 
@@ -157,15 +156,11 @@ def check_rows(config: Config, limit: int, progress: Progress = lambda _: None) 
 
 
 def _find_sources(config: Config) -> dict[str, tuple[SourceFiles, ...]]:
-    data = config.data
-    given: dict[str, Sources | None] = dict(zip(SPLITS, (data.train, data.validation, data.test), strict=True))
     found: dict[str, tuple[SourceFiles, ...]] = {}
     errors: list[SftPlayError] = []
-    for name, one in given.items():
-        if one is None:
-            continue
+    for name, one in given_sources(config).items():
         try:
-            found[name] = resolve_sources(one, key=f"data.{name}", default_format=data.format)
+            found[name] = resolve_sources(one, key=f"data.{name}", default_format=config.data.format)
         except SftPlayError as error:
             errors.append(error)
     if errors:

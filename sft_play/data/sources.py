@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePath
 
 from sft_play.config.schema import Config, DataFormat, DataSource, Sources
 from sft_play.data.hub import fetch_dataset, is_cached, is_hub_id
-from sft_play.errors import DataError
+from sft_play.errors import DataError, SeveralErrors, SftPlayError
 
 
 class FileKind(StrEnum):
@@ -128,21 +128,30 @@ def check_sources(config: Config) -> list[str]:
         A line for each hub id that is not in the hub's cache.
 
     Raises:
-        DataError: a file or folder is not there, or is none that can be read.
+        DataError: a file or folder is not there, or is none that can be read; `SeveralErrors` of several splits.
     """
-    said = []
+    said: list[str] = []
+    errors: list[SftPlayError] = []
     for name, sources in given_sources(config).items():
-        key = f"data.{name}"
-        for source in _listed(sources, key):
-            local = _local(source, key)
-            for path in local:
-                _kind_of(path, key)
-            if local or is_cached(source.path):
-                continue
-            if not is_hub_id(source.path):
-                raise _not_there(source.path, key)
-            said.append(f"{key}: {source.path} is no file or folder here; a run fetches it from the hub")
+        try:
+            said += _not_fetched(sources, f"data.{name}")
+        except DataError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
     return said
+
+
+def _not_fetched(sources: Sources, key: str) -> Iterator[str]:
+    for source in _listed(sources, key):
+        local = _local(source, key)
+        for path in local:
+            _kind_of(path, key)
+        if local or is_cached(source.path):
+            continue
+        if not is_hub_id(source.path):
+            raise _not_there(source.path, key)
+        yield f"{key}: {source.path} is no file or folder here; a run fetches it from the hub"
 
 
 def stamps_of(sources: Mapping[str, Sequence[SourceFiles]]) -> dict[str, list[tuple[int, ...]]]:

@@ -112,6 +112,7 @@ def test_mistakes_are_one_line(variables: dict[str, str], said: str) -> None:
         ({"DATA_TRAIN": "absent.jsonl"}, "data.train: no such file or folder: absent.jsonl"),
         ({"DATA_VALIDATION": "absent/*.jsonl"}, "data.validation: no file matches absent/*.jsonl"),
         ({"DATA_TEST": "LICENSE"}, "data.test: LICENSE is of no readable type"),
+        ({"DATA_TRAIN": "no.jsonl", "DATA_TEST": "none.jsonl"}, "data.test: no such file or folder: none.jsonl"),
     ],
 )
 def test_data_that_are_not_there_end_it_as_they_end_a_training(
@@ -120,7 +121,7 @@ def test_data_that_are_not_there_end_it_as_they_end_a_training(
     (workplace.path / "LICENSE").touch()
     planned, checked = (workplace.run(command, CONFIG="tiny.yaml", **variables) for command in ("plan", "data-check"))
     assert (planned.code, planned.out) == (checked.code, "") == (2, "")
-    assert said in planned.error_lines[0]
+    assert said in planned.error_lines[-1]
     assert planned.error_lines == checked.error_lines
     elsewhere = workplace.run("plan", CONFIG="tiny.yaml", HARDWARE="1xT4", **variables)
     assert elsewhere.code == 0, elsewhere.err
