@@ -159,6 +159,16 @@ def test_offload_moves_state_to_the_host(mistral: ModelFacts) -> None:
     assert everything.phase_bytes(Phase.LOAD) == 0
 
 
+def test_every_rank_reads_the_whole_model_into_host_memory_before_fsdp_shards(mistral: ModelFacts) -> None:
+    full = run("full", placement=Placement.FSDP, gpus=4, param_dtype=Dtype.FP32)
+    assert estimate(mistral, full).host_bytes == 4 * mistral.parameters
+    packed = estimate(mistral, run("qlora", placement=Placement.FSDP, gpus=4)).host_bytes
+    assert 0.5 * mistral.parameters < packed < mistral.parameters
+    # Pages of the files themselves, or weights that are read onto the GPU.
+    assert estimate(mistral, run("lora", placement=Placement.FSDP, gpus=4)).host_bytes == 0
+    assert estimate(mistral, replace(full, placement=Placement.DDP)).host_bytes == 0
+
+
 def test_evaluation_and_generation_have_phases_of_their_own(mistral: ModelFacts) -> None:
     memory = estimate(mistral, run(eval_micro_batch=8, max_new_tokens=128))
     cache = next(part for part in memory.phases[Phase.GENERATION] if part.name == "key value cache")

@@ -89,5 +89,5 @@ def test_the_figures_in_the_presets_comments() -> None:
     assert needed[1] - needed[0] == pytest.approx(2.6, abs=0.06)
     offloaded = make_report(inputs_of(ROOT / "configs/qlora_70b_2x24gb.yaml")).chosen
     assert offloaded is not None
-    assert offloaded.memory.host_bytes * 2 / GIB == pytest.approx(40, abs=2)
+    assert offloaded.memory.host_bytes * 2 / GIB == pytest.approx(74, abs=1)
     assert make_plan(inputs_of(ROOT / "configs/a100_pair.yaml")).micro_batch == 1
