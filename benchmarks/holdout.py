@@ -162,7 +162,8 @@ def render(lines: Sequence[str], constants: str) -> str:
 INTRODUCTION = """# Does the plan generalise?
 
 Made by `benchmarks/holdout.py`: each family of runs predicted with constants that were refitted, from rounded start
-values, without it. Median (and 90th percentile) of |predicted - measured| / measured. The constants that ship: `{constants}`.
+values, without it. Median (and 90th percentile) of |predicted - measured| / measured. The constants that ship:
+`{constants}`.
 
 | family left out | memory | p90 | allocated | p90 | device | p90 | tokens/s | p90 | verdict |
 |---|---|---|---|---|---|---|---|---|---|
