@@ -256,7 +256,7 @@ def _way(value: Any, place: tuple[int | str, ...]) -> tuple[int | str, ...]:
         inside = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
         if inside:
             way.append(part)
-            value = value[part]  # type: ignore[index]
+            value = value[part]
     return tuple(way)
 
 

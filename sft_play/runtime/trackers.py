@@ -39,18 +39,18 @@ class WithoutSecrets(TrainerCallback):
     def setup(self, args: TrainingArguments, state: TrainerState, model: Any, **named: Any) -> None:
         """Called once, by the tracker's own callback, before anything is sent."""
         told = StandIn(args, to_dict=lambda: cleaned(args.to_dict()), run_name=cleaned(args.run_name))
-        super().setup(told, state, described(model), **named)  # type: ignore[misc]
+        super().setup(told, state, described(model), **named)
 
 
-class Wandb(WithoutSecrets, WandbCallback):  # type: ignore[misc]
+class Wandb(WithoutSecrets, WandbCallback):
     """wandb's."""
 
 
-class Trackio(WithoutSecrets, TrackioCallback):  # type: ignore[misc]
+class Trackio(WithoutSecrets, TrackioCallback):
     """trackio's."""
 
 
-class MLflow(WithoutSecrets, MLflowCallback):  # type: ignore[misc]
+class MLflow(WithoutSecrets, MLflowCallback):
     """mlflow's."""
 
 
