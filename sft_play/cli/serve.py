@@ -22,7 +22,7 @@ from sft_play.facts.locate import locate_model
 from sft_play.facts.probe import probe_hardware
 from sft_play.launch.processes import tie_to_parent
 from sft_play.launch.tied import tied
-from sft_play.record.told import read_told
+from sft_play.record.told import read_model_path
 from sft_play.report.read import read_object
 
 HOST, PORT = "127.0.0.1", 8000
@@ -194,7 +194,7 @@ def parts_of(environ: Mapping[str, str]) -> tuple[Path, Path | None]:
         return locate_model(environ["MODEL"], None).path, Path(adapter) if adapter else None
     run = Path(environ["RUN"])
     if (run / "adapter").is_dir():
-        return Path(read_told(run / "run.json").values["model_path"]), run / "adapter"
+        return read_model_path(run / "run.json"), run / "adapter"
     if (run / "model").is_dir():
         return run / "model", None
     raise ModelError("the run has no result yet", where=str(run), fix="finish it with make train")

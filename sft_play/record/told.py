@@ -52,6 +52,18 @@ def read_told(run_json: Path) -> Orders:
     return Orders(values=values, config=config, plan=plan)
 
 
+def read_model_path(run_json: Path) -> Path:
+    """The folder of the base model that a run was told.
+
+    Raises:
+        DataError: the file is damaged, or says nothing of it.
+    """
+    values, misfits = read_fitting(run_json, Told)
+    refuse_misfits(run_json, misfits, FIX)
+    refuse_misfits(run_json, [] if values.get("model_path") else ["model_path is missing"], FIX)
+    return Path(values["model_path"])
+
+
 def _impossible(plan: Plan) -> Iterator[str]:
     """Counts below one, and precisions that there are not."""
     for name, value in vars(plan).items():

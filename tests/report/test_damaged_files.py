@@ -18,7 +18,7 @@ from sft_play.errors import SftPlayError
 from sft_play.record.amendments import read_amendments
 from sft_play.record.run_dir import RunDir
 from sft_play.record.run_record import read_record
-from sft_play.record.told import read_told
+from sft_play.record.told import read_model_path, read_told
 from sft_play.report.card import model_card
 from sft_play.report.compare import render_comparison
 from sft_play.report.listing import list_run
@@ -99,7 +99,7 @@ def test_whatever_stands_in_a_file_the_run_is_shown(real: Path, copied: Path, na
 
 
 READERS: dict[str, Callable[[RunDir], object]] = {
-    "run.json": lambda run: read_told(run.run_json),
+    "run.json": lambda run: (read_model_path(run.run_json), read_told(run.run_json)),
     "record.json": read_record,
     "amendments.json": read_amendments,
 }
