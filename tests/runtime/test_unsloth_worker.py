@@ -64,6 +64,16 @@ def test_its_layers_learn_what_ours_do(workplace: Workplace, packing: str) -> No
     assert losses == pytest.approx(workplace.losses(), abs=1e-5)
 
 
+def test_its_layers_learn_in_16_bits_what_ours_do_in_32(workplace: Workplace) -> None:
+    """In fp16: Triton's interpreter multiplies two bf16 values as the integers that their bits spell."""
+    workplace.write(train={**workplace.config["train"], "loss": "full", "eval_strategy": "no"})
+    assert workplace.train().code == 0
+    script = str(ROOT / "tests/runtime/unsloth_on_cpu.py")
+    losses = train_there(workplace, "tiny", script, kernels="unsloth", dtype="fp16", autocast="fp16")
+    assert losses == pytest.approx(workplace.losses(), abs=2e-3)
+    assert losses != workplace.losses()
+
+
 def test_a_planned_gpu_that_is_not_there_is_one_line_after_unsloth_was_imported(
     workplace: Workplace, tmp_path: Path
 ) -> None:
