@@ -15,6 +15,11 @@ from sft_play.errors import EnvironmentProblem
 PINS = dict.fromkeys(("wandb", "trackio"), "-c constraints.txt -c constraints-trackers.txt ")
 WANDB_HOST = "https://api.wandb.ai"
 WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+# Would have a callback send checkpoints from folders that the Trainer names otherwise, and fail at the first save.
+WEIGHTS = {
+    "wandb": ("WANDB_LOG_MODEL", ("", "false")),
+    "mlflow": ("HF_MLFLOW_LOG_ARTIFACTS", ("", "0", "false", "no", "off")),
+}
 WITHOUT_ACCOUNT = ("offline", "disabled", "dryrun")
 
 
@@ -22,7 +27,7 @@ def check_trackers(config: Config, environ: Mapping[str, str]) -> None:
     """Refuse a run whose trackers cannot work; only machine 0 reports.
 
     Raises:
-        EnvironmentProblem: a package is not installed, or a key is missing.
+        EnvironmentProblem: a package is not installed, or a key is missing; weights are to be sent too.
     """
     if config.dist.node_rank:
         return
@@ -32,6 +37,13 @@ def check_trackers(config: Config, environ: Mapping[str, str]) -> None:
                 f"the package {tracker} is not installed",
                 where="run.report_to",
                 fix=f".venv/bin/pip install {PINS.get(tracker, '')}{tracker}, or take it out of run.report_to",
+            )
+        name, neutral = WEIGHTS.get(tracker, ("", ()))
+        if name and environ.get(name, "").lower() not in neutral:
+            raise EnvironmentProblem(
+                "trackers are sent figures here, no weights",
+                where=f"{name}={environ[name]}",
+                fix="unset it; make push sends the result to the hub",
             )
     if "wandb" in config.run.report_to and not has_wandb_key(environ):
         raise EnvironmentProblem(
@@ -52,10 +64,10 @@ def has_wandb_key(environ: Mapping[str, str]) -> bool:
     if environ.get("WANDB_MODE") in WITHOUT_ACCOUNT or any(environ.get(name) for name in WANDB_KEYS):
         return True
     file = Path(environ.get("NETRC") or "~/.netrc").expanduser()
-    host = urlparse(environ.get("WANDB_BASE_URL") or WANDB_HOST).hostname or ""
     try:
+        host = urlparse(environ.get("WANDB_BASE_URL") or WANDB_HOST).hostname or ""
         return netrc(file).authenticators(host) is not None
-    except (OSError, NetrcParseError):
+    except (OSError, ValueError, NetrcParseError):
         return False
 
 

@@ -88,6 +88,25 @@ def test_a_space_of_trackio_needs_a_token(tmp_path: Path) -> None:
     check_trackers(config("trackio"), {"HF_HOME": str(tmp_path)})
 
 
+@pytest.mark.usefixtures("all_installed")
+@pytest.mark.parametrize(
+    ("tracker", "name", "values", "neutral"),
+    [
+        ("wandb", "WANDB_LOG_MODEL", ("checkpoint", "end", "true"), ("", "false")),
+        ("mlflow", "HF_MLFLOW_LOG_ARTIFACTS", ("1", "TRUE"), ("0", "False", "")),
+    ],
+)
+def test_weights_go_to_no_tracker(tracker: str, name: str, values: tuple[str, ...], neutral: tuple[str, ...]) -> None:
+    """The trackers' callbacks look for them in folders named checkpoint-N, and would end the run at its first save."""
+    for value in values:
+        with pytest.raises(EnvironmentProblem) as caught:
+            check_trackers(config(tracker), {name: value, "WANDB_MODE": "offline"})
+        assert f"{name}={value}: trackers are sent figures here, no weights -> unset it" in caught.value.line()
+    for value in neutral:
+        check_trackers(config(tracker), {name: value, "WANDB_MODE": "offline"})
+    check_trackers(config("trackio"), {name: values[0]})
+
+
 def test_the_command_refuses_before_it_loads_anything(workplace: Workplace) -> None:
     workplace.write(run={"name": "tiny", "report_to": ["wandb"]})
     done = workplace.train(NETRC="none")
