@@ -29,7 +29,7 @@ from sft_play.data.bad_row import RowProblem
 from sft_play.data.encode import encode_prompt
 from sft_play.errors import SftPlayError
 from sft_play.runtime.generate import Speaker
-from sft_play.runtime.requests import read_messages, request_problem
+from sft_play.runtime.requests import problem_of_items, read_messages, request_problem
 
 # What a request that is being answered gets when the server is asked to end.
 END_SECONDS = 2
@@ -108,11 +108,28 @@ class Completions(AsAsked, CompletionHandler):
 
     needed = "prompt"
 
+    def _validate_request(self, body: dict[str, Any]) -> None:
+        super()._validate_request(body)
+        prompt = body["prompt"]
+        if isinstance(prompt, list) and len(prompt) == 1:  # as clients write that send several at once
+            prompt = body["prompt"] = prompt[0]
+        if not isinstance(prompt, str) or not prompt:
+            raise HTTPException(status_code=400, detail="prompt has to be a text that is not empty, or a list of one")
+        speaker = self.model_manager.speaker
+        refuse_long_text(prompt, speaker)
+        refuse_long(len(speaker.tokenizer(prompt)["input_ids"]), speaker)
+
 
 class Responses(AsAsked, ResponseHandler):
     """`/v1/responses`."""
 
     needed = "input"
+
+    def _validate_request(self, body: dict[str, Any]) -> None:
+        super()._validate_request(body)
+        if problem := problem_of_items(body):
+            raise HTTPException(status_code=400, detail=problem)
+        body.setdefault("stream", False)  # upstream takes it for asked
 
 
 def serve(speaker: Speaker, name: str, listening: socket.socket, *, local: bool) -> None:
@@ -152,18 +169,47 @@ def trained_template(speaker: Speaker) -> Any:
         known = ("add_generation_prompt", "return_tensors", "return_dict", "tokenize", "load_audio_from_video")
         if other := [key for key in named if key not in known]:
             raise HTTPException(status_code=400, detail=f"{', '.join(other)} {TEMPLATE_ONLY}")
-        limit = getattr(speaker.model.config, "max_position_embeddings", None)
-        if limit and len(str(messages)) > LETTERS_A_TOKEN * limit:  # not even worth the time to make tokens of
-            raise HTTPException(status_code=400, detail=f"the prompt is longer than the {limit} tokens of the model")
+        refuse_long_text(str(messages), speaker)
         try:
             ids = encode_prompt(speaker.text_tokenizer, messages, tools)
         except SftPlayError as error:
             raise HTTPException(status_code=400, detail=error.line()) from error
-        if limit and len(ids) >= limit:
-            raise HTTPException(status_code=400, detail=f"{len(ids)} tokens, and the model reads {limit}")
+        refuse_long(len(ids), speaker)
         if tools and ids == encode_prompt(speaker.text_tokenizer, messages):
             raise HTTPException(status_code=400, detail="the trained template does not write tools")
+        if not writes_calls(speaker, messages, tools, ids):
+            raise HTTPException(status_code=400, detail="the trained template does not write calls of tools")
         row = torch.tensor([ids])
         return BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
 
     return apply
+
+
+def writes_calls(speaker: Speaker, messages: list[dict[str, Any]], tools: Any, ids: list[int]) -> bool:
+    """Whether the tokens of a chat are others without its calls of tools; true where it has none."""
+    if not any(turn.get("tool_calls") for turn in messages):
+        return True
+    without = [{name: value for name, value in turn.items() if name != "tool_calls"} for turn in messages]
+    try:
+        return encode_prompt(speaker.text_tokenizer, without, tools) != ids
+    except SftPlayError:
+        return True
+
+
+def refuse_long_text(text: str, speaker: Speaker) -> None:
+    """Refuse a prompt that is not even worth the time to make tokens of."""
+    limit = limit_of(speaker)
+    if limit and len(text) > LETTERS_A_TOKEN * limit:
+        raise HTTPException(status_code=400, detail=f"the prompt is longer than the {limit} tokens of the model")
+
+
+def refuse_long(tokens: int, speaker: Speaker) -> None:
+    """Refuse a prompt that leaves the model no room for an answer."""
+    limit = limit_of(speaker)
+    if limit and tokens >= limit:
+        raise HTTPException(status_code=400, detail=f"{tokens} tokens, and the model reads {limit}")
+
+
+def limit_of(speaker: Speaker) -> int | None:
+    """The tokens that the model reads, where its config says."""
+    return getattr(speaker.model.config, "max_position_embeddings", None)

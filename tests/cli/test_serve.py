@@ -29,6 +29,12 @@ installed = pytest.mark.skipif(
 PROMPTS = [f"What comes after {number}?" for number in range(8)] + ["", "Ünïcode? 你好 <|im_end|>"]
 PROMPTS[8] = "Think. " * 20
 SYSTEM = "Answer in one line."
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "5", "tool_call_id": "c1"},
+]
 
 
 @dataclass
@@ -171,6 +177,12 @@ def test_nothing_but_this_model_and_its_template(server: Server) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format is not offered"),
         ({"frequency_penalty": 0.5}, "frequency_penalty is not offered"),
         ({"tool_choice": "required"}, "tool_choice is not offered"),
+        ({"temperature": 1e-300}, "temperature has to be 0, or from 1e-09 to 1e+09"),
+        ({"temperature": 10**400}, "temperature has to be 0"),
+        ({"temperature": 1, "seed": 2**70}, "seed has to be a whole number from"),
+        ({"stop": ["\ud800"]}, "stop: holds text that is not UTF-8"),
+        ({"messages": [*CALLED[:1], {**CALLED[1], "content": "5"}]}, "does not write calls of tools"),
+        ({"messages": CALLED}, "the trained template does not write calls of tools"),
         ({"tools": "search"}, "tools: a list of tools expected"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]: the tool has no name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "the trained template does not write tools"),
@@ -183,13 +195,67 @@ def test_requests_that_cannot_be_answered(server: Server, wrong: dict[str, Any],
 
 
 @installed
+@pytest.mark.parametrize(
+    ("path", "wrong", "words"),
+    [
+        ("completions", {"prompt": ""}, "prompt has to be a text that is not empty"),
+        ("completions", {"prompt": ["a", "b"]}, "prompt has to be a text"),
+        ("completions", {"prompt": "\ud800"}, "prompt: holds text that is not UTF-8"),
+        ("completions", {"prompt": "a " * 2000}, "tokens, and the model reads 512"),
+        ("completions", {"prompt": "a " * 10**6}, "longer than the 512 tokens"),
+        ("responses", {"input": [{"role": "user", "content": "Hi"}, "x"]}, "input[1]: an object expected, found text"),
+        ("responses", {"input": [{"role": "user", "content": "Hi"}, {"type": "function_call"}]}, "call_id: missing"),
+        ("responses", {"input": [{"role": "user", "content": "Hi", "mood": "bad"}]}, "mood would be left out"),
+        ("responses", {"input": [{"role": "system", "content": "a"}], "instructions": "b"}, "one would be left out"),
+        ("responses", {"input": [{"role": "user", "content": "Hi"}, {"type": "reasoning", "content": [{}]}]}, "a text"),
+    ],
+)
+def test_prompts_and_items_that_cannot_be_answered(
+    server: Server, path: str, wrong: dict[str, Any], words: str
+) -> None:
+    status, said = server.ask(f"/v1/{path}", wrong)
+    assert (status, words in said) == (400, True), said
+
+
+@installed
+def test_the_other_ways_to_ask_through_the_client_of_openai(server: Server) -> None:
+    """A response that is not asked as a stream, its output sent back as it came, and a list of one prompt."""
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
+    first = client.responses.create(
+        model="tiny", input=PROMPTS[3], max_output_tokens=48, reasoning={"effort": None}, text={"verbosity": "medium"}
+    )
+    said = server.chat(PROMPTS[3])["choices"][0]["message"]["content"]
+    assert first.output_text == said
+    turns: Any = [{"role": "user", "content": PROMPTS[3]}, *first.output, {"role": "user", "content": PROMPTS[4]}]
+    second = client.responses.create(model="tiny", input=turns, max_output_tokens=48)
+    chat = [turns[0], {"role": "assistant", "content": said}, turns[-1]]
+    assert second.output_text == server.chat("", messages=chat)["choices"][0]["message"]["content"]
+    streamed = client.responses.create(model="tiny", input=PROMPTS[3], max_output_tokens=48, stream=True)
+    assert "".join(one.delta for one in streamed if one.type == "response.output_text.delta") == said
+    alone, listed = (
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=8, n=1, best_of=1).choices[0].text
+        for prompt in ("What", ["What"])
+    )
+    assert alone == listed
+
+
+@installed
 def test_fields_that_ask_for_nothing(server: Server) -> None:
     """What clients send by themselves: an answer of before as they hold it, and defaults."""
     before = {"role": "assistant", "content": "4", "refusal": None, "annotations": [], "tool_calls": None}
     turns = [{"role": "user", "content": PROMPTS[3]}, before, {"role": "user", "content": PROMPTS[4]}]
     plain = server.chat("", messages=[turns[0], {"role": "assistant", "content": "4"}, turns[2]])
-    neutral = {"n": 1, "presence_penalty": 0, "logprobs": False, "response_format": {"type": "text"}, "tools": []}
-    asked = server.chat("", messages=turns, **neutral, user="me", stop=None, logit_bias={}, tool_choice="auto")
+    neutral = {
+        "n": 1,
+        "presence_penalty": 0,
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "function_call": "none",
+    }
+    asked = server.chat("", messages=turns, **neutral, user="me", stop=[], logit_bias={}, tool_choice="none")
     assert asked["choices"] == plain["choices"]
     assert asked["usage"] == plain["usage"]
 
