@@ -96,6 +96,7 @@ def check_endpoint(environ: Mapping[str, str]) -> None:
     try:
         parts = urlsplit(endpoint)
         known = not endpoint or (parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0)
+        known = known and endpoint.isprintable() and " " not in endpoint
     except ValueError:
         known = False
     if not known:

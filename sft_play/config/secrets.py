@@ -21,8 +21,8 @@ _TOKEN = re.compile(
 
 # A shorter value is no secret, and taking it out would tear words apart.
 SHORTEST_SECRET = 6
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
-_NO_SECRET = re.compile(r"_(PATH|FILE|DIR|URL)$|^TOKENIZERS_", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY", re.IGNORECASE)
+_NO_SECRET = re.compile(r"_(PATH|FILE|DIR|URL|MAX_NEW_TOKENS)$", re.IGNORECASE)
 _IN_URL = re.compile(r"://([^/\s@]+)@")
 
 

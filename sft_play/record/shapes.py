@@ -235,8 +235,8 @@ def fitting(value: dict[str, Any], shape: type[Shape], name: str) -> tuple[dict[
     with contextlib.suppress(ValidationError):
         shape.model_validate(value)
         return value, []
-    try:  # as JSON: there a list is a tuple's form too
-        shape.model_validate_json(json.dumps(value))
+    try:  # as JSON: there a list is a tuple's form too; half a character, as a file's name may have, is a character
+        shape.model_validate_json(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except ValidationError as error:
         places = [one["loc"] for one in error.errors() if one["type"] not in _OF_OTHER_VERSIONS]
     else:

@@ -202,7 +202,8 @@ def histogram(data: dict[str, Any]) -> list[tuple[int, int]]:
     """(length up to which, rows): the finer one of the report, else that of the facts."""
     tokens = data.get("tokens") or {}
     facts = ((tokens.get("facts") or {}).get("splits") or {}).get("train") or {}
-    return [(int(length), int(count)) for length, count in tokens.get("histogram") or facts.get("histogram") or []]
+    pairs = tokens.get("histogram") or facts.get("histogram") or []
+    return [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2]  # a damaged one has lost a number
 
 
 def held_out_losses(run: RunFacts) -> list[tuple[float, float]]:

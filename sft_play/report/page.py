@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from sft_play.config.secrets import redacted
 from sft_play.record.run_dir import write_atomic
+from sft_play.record.shapes import Proof, Split
 from sft_play.report import numbers
 from sft_play.report.figures import TIMES, learning, lengths, memory, sensors, speed
 from sft_play.report.happened import happened
@@ -55,7 +56,7 @@ def render_report(run: RunFacts) -> str:
         sensors=sensors(run),
         lengths=lengths(run),
         splits=splits(run),
-        proofs=((run.data.get("tokens") or {}).get("facts") or {}).get("proofs") or [],
+        proofs=proofs(run),
         answers=answers(run),
         happened=happened(run),
         reasons=run.plan.get("reasons") or [],
@@ -64,9 +65,12 @@ def render_report(run: RunFacts) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this folder with values; every text is redacted and escaped on its way into the page."""
+    """A template of this folder with values; every text is redacted and escaped on its way into the page.
+
+    Halves of characters, which no file holds as UTF-8, become question marks.
+    """
     text: str = _environment().get_template(template).render(**values)
-    return text
+    return text.encode(errors="replace").decode()
 
 
 @cache
@@ -122,7 +126,14 @@ def splits(run: RunFacts) -> list[dict[str, Any]]:
     """Counts of each split."""
     facts = ((run.data.get("tokens") or {}).get("facts") or {}).get("splits") or {}
     order = {"train": 0, "validation": 1, "test": 2}
-    return [{"name": name, **facts[name]} for name in sorted(facts, key=lambda name: order.get(name, 3))]
+    names = sorted(facts, key=lambda name: order.get(name, 3))
+    return [{**dict.fromkeys(Split.model_fields), **(facts[name] or {}), "name": name} for name in names]
+
+
+def proofs(run: RunFacts) -> list[dict[str, Any]]:
+    """What was proved on the rows."""
+    facts = (run.data.get("tokens") or {}).get("facts") or {}
+    return [{**dict.fromkeys(Proof.model_fields), **one} for one in facts.get("proofs") or []]
 
 
 def answers(run: RunFacts) -> list[dict[str, Any]]:

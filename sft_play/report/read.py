@@ -100,7 +100,7 @@ def read_kept(run: RunDir) -> tuple[tuple[dict[str, Any], dict[str, Any], dict[s
         (run.data / "report.json", DataReport),
     )
     (told, first), (record, second), (data, third) = (read_fitting(path, shape) for path, shape in files)
-    return (told, record, data), (*first, *second, *third)
+    return (told, record, data), (*first, *second, *(f"{run.data.name}/{line}" for line in third))
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -217,7 +217,9 @@ def test_a_folder_needs_no_download_and_both_names_are_refused(workplace: Workpl
     ]
 
 
-@pytest.mark.parametrize("endpoint", ["http://[::1", "htp:/hub", "hub.example", f"https://me:{TOKEN}@hub:99999"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://[::1", "htp:/hub", "hub.example", "http://a\nb", "http://a b", f"https://me:{TOKEN}@hub:99999"]
+)
 def test_an_endpoint_that_is_no_address(endpoint: str, workplace: Workplace) -> None:
     """Of every command: the hub's library does not import with some of them."""
     done = workplace.run("runs", HF_ENDPOINT=endpoint)

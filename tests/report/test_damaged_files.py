@@ -152,6 +152,31 @@ def test_a_whole_run_has_nothing_left_out_and_a_damaged_one_says_what(
     assert "steps cannot be" in capsys.readouterr().err
 
 
+def test_counts_and_words_of_the_data_that_are_damaged_or_gone(copied: Path) -> None:
+    """At any depth of the report on the data; half a character anywhere is shown as a question mark."""
+    file = copied / "data/report.json"
+    whole = json.loads(file.read_text())
+    pair = ("tokens", "histogram", 0)
+    split, proof = ("tokens", "facts", "splits", "train"), ("tokens", "facts", "proofs", 0)
+    for place in (split, proof, (*pair, 1), *((*split, key) for key in ("loss_tokens", "dropped")), (*proof, "holds")):
+        for wrong in (*WRONG, "\ud800", ...):
+            changed = copy.deepcopy(whole)
+            holder = changed
+            for key in place[:-1]:
+                holder = holder[key]
+            if wrong is ...:
+                del holder[place[-1]]
+            else:
+                holder[place[-1]] = wrong
+            file.write_text(json.dumps(changed))
+            facts = read_run(copied)
+            render_report(facts).encode()
+            assert all(line.startswith("data/report.json: ") for line in facts.damaged)
+    record = json.loads((copied / "record.json").read_text())
+    (copied / "record.json").write_text(json.dumps({**record, "result": "half \ud800"}))
+    assert "half ?" in render_report(read_run(copied))
+
+
 def test_events_and_answers_that_do_not_fit_are_left_out(copied: Path) -> None:
     lines = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     for key in sorted({key for line in lines for key in line}):
