@@ -22,6 +22,8 @@ from sft_play.errors import EnvironmentProblem, ModelError, UsageError
 from sft_play.facts.locate import locate_model
 from sft_play.facts.probe import probe_hardware
 
+# Options that mean something only where answers are generated.
+OF_ANSWERS = ("max-new-tokens", "num-beams", "rouge-tokenizer")
 DEFAULT_BATCH = 8
 Figures = dict[str, dict[str, float]]
 """`tuned`, and `base` beside it under --compare, each with its metrics; of a model alone `model`."""
@@ -162,10 +164,18 @@ def find(given: Mapping[str, str | None], options: argparse.Namespace) -> Asked:
 
 
 def with_options(config: Config, options: argparse.Namespace) -> Config:
-    """The config with what ARGS says of answers."""
+    """The config with what ARGS says of answers.
+
+    Raises:
+        UsageError: it says something of them, and there will be none.
+    """
     changes: dict[str, Any] = {"predict_with_generate": config.train.predict_with_generate}
     if options.generate or options.loss_only:
         changes["predict_with_generate"] = options.generate
+    idle = [name for name in OF_ANSWERS if getattr(options, name.replace("-", "_"))]
+    if idle and not changes["predict_with_generate"]:
+        what = f"--{idle[0]} is about answers, and this evaluation gives none"
+        raise UsageError(what, where="ARGS", fix="--generate gives them, or leave it out")
     if options.max_new_tokens:
         changes["generation_max_new_tokens"] = options.max_new_tokens
     if options.num_beams:

@@ -6,9 +6,7 @@ and no other model is ever loaded.
 
 from __future__ import annotations
 
-import json
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
@@ -35,6 +33,8 @@ from sft_play.runtime.requests import problem_of_items, read_messages, request_p
 END_SECONDS = 2
 # More of them in one token than any text has in the mean.
 LETTERS_A_TOKEN = 64
+# Routes for other models and other media than the one that is served.
+LEFT_OUT = ("/load_model", "/v1/audio/transcriptions", "/v1/systemone")
 TEMPLATE_ONLY = "is not offered: prompts are rendered by the trained template as in training"
 
 
@@ -53,10 +53,6 @@ class OneModel(ModelManager):
     def load_model_and_processor(self, model_id_and_revision: str, *_: Any, **__: Any) -> tuple[Any, Any]:
         self.refuse_other(model_id_and_revision)
         return self.speaker.model, self.speaker.tokenizer
-
-    async def load_model_streaming(self, model_id_and_revision: str, *_: Any, **__: Any) -> AsyncIterator[str]:
-        state = "ready" if model_id_and_revision == self.force_model else "error"
-        yield f"data: {json.dumps({'status': state, 'model': model_id_and_revision})}\n\n"
 
     def get_gen_models(self, cache_dir: str | None = None) -> list[dict[str, Any]]:
         return [{"id": self.force_model, "object": "model", "created": 0, "owned_by": "sft-play"}]
@@ -151,7 +147,7 @@ def build_app(speaker: Speaker, name: str) -> Any:
     """The application: transformers' routes and handlers over this one model."""
     speaker.tokenizer.apply_chat_template = trained_template(speaker)
     manager, state = OneModel(name, speaker), GenerationState()
-    return build_server(
+    app = build_server(
         manager,
         Chats(manager, state),
         completion_handler=Completions(manager, state),
@@ -160,6 +156,8 @@ def build_app(speaker: Speaker, name: str) -> Any:
         systemone_handler=SystemOneHandler(manager, state),
         generation_state=state,
     )
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", "") not in LEFT_OUT]
+    return app
 
 
 def trained_template(speaker: Speaker) -> Any:

@@ -163,6 +163,8 @@ def test_a_whole_model_beside_what_it_was(
         (["--compare"], {"MODEL": "model", "DATA": "test.jsonl"}, "--compare needs what the model was before"),
         (["--max-rows", "0"], {"RUN": "runs/tiny"}, "no whole number from 1 on"),
         (["--generate", "--loss-only"], {"RUN": "runs/tiny"}, "not allowed with"),
+        (["--num-beams", "2"], {"RUN": "runs/tiny"}, "--num-beams is about answers, and this evaluation gives none"),
+        (["--loss-only", "--rouge-tokenizer", "unicode"], {"RUN": "runs/tiny"}, "--rouge-tokenizer is about answers"),
     ],
 )
 def test_mistakes_are_one_line(
