@@ -1,4 +1,4 @@
-"""`make bench`: one case measured for real, its page, and the page that is committed."""
+"""`make bench`: one case measured for real (in `make test-all`), its page, and the page that is committed."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def a_plan(**rates: float) -> dict[str, Any]:
     return {**dict.fromkeys(words, "x"), "flops_per_token": 5e10, "peak_flops_per_second": 1e15, **rates}
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_on_both_sides_over_the_same_rows(tmp_path: Path) -> None:
     done = run_bench(f"--quick --steps 2 --cases tiny --output {tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr

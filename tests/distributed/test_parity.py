@@ -29,7 +29,10 @@ ROUNDED = [
 # One representative a family runs in `make test`, the whole product in `make test-all`.
 LONG = {
     *(("full", name) for name in ("hsdp", "zero1", "zero2-offload", "zero3", "zero3-offload", "zero3-params")),
-    *(("lora", name) for name in ("hsdp", "zero1", "zero2", "zero2-offload", "zero3-offload", "zero3-params", "zero3")),
+    *(
+        ("lora", name)
+        for name in ("ddp", "hsdp", "zero1", "zero2", "zero2-offload", "zero3-offload", "zero3-params", "zero3")
+    ),
     *(("lora-head", name) for name in ("fsdp", "hsdp", "zero3")),
     *(("full-bf16", name) for name in ("fsdp", "zero2", "zero3")),
     *(("lora-bf16", name) for name in ("ddp", "fsdp", "zero2", "zero3")),
